@@ -176,9 +176,9 @@ async def _read(connection: Connection, call: Any, patience_s: float) -> pb.Uplo
 
 
 REFUSED_HANDSHAKES = 3
-"""After this many handshakes in a row that only the aggregator broke off, it probably does not accept our certificate.
+"""After this many connections in a row that end as soon as the aggregator has our certificate, it does not accept it.
 
-If it has accepted it before, the network is bad: gRPC does not tell the two apart.
+If it has accepted it before, the network is bad: a source sees no difference.
 """
 
 ResultT = TypeVar("ResultT")
@@ -368,11 +368,11 @@ class SourceChannel:
         while True:
             try:
                 welcomed = await self._dialer.dial(self._link, self._aggregator_id)
-                why = await self._converse(welcomed)
+                why, hint = await self._converse(welcomed), ""
                 last_contact, pauses, refused = loop.time(), backoff_s(), 0
                 what = f"lost the connection to {self._endpoint.address}: {why}"
             except ConnectionFailed as error:
-                why = str(error)
+                why, hint = str(error), error.hint
                 what = f"cannot reach {self._endpoint.address}: {error.why if isinstance(error, Unreachable) else why}"
                 refused = refused + 1 if isinstance(error, HandshakeRefused) else 0
             except WireError as error:
@@ -390,7 +390,7 @@ class SourceChannel:
                 deadline = f"gave up after {self._settings.reconnect_deadline_s:g} s"
                 raise ConnectionFailed(
                     f"{why}; {deadline}",
-                    hint="check that the aggregator runs, and no other program at its address, and the network",
+                    hint=hint or "check that the aggregator runs, and no other program at its address, and the network",
                 )
             self._on_lost(LostConnection(what, left_s))
             await asyncio.sleep(next(pauses))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +15,7 @@ import grpc
 from securefda.errors import AuthenticationError, ConfigError, ConnectionFailed, ProtocolError, SecureFdaError
 from securefda.protocol.messages import RUN_ID_BYTES
 from securefda.transport.delivery import INSTANCE_BYTES, Link, Pace, content_of
-from securefda.transport.limits import GRPC_PREFIX_BYTES, TransportSettings, channel_options
+from securefda.transport.limits import GRPC_PREFIX_BYTES, HANDSHAKE_S, TransportSettings, channel_options
 from securefda.transport.peer import Traffic
 from securefda.transport.tls import Credentials, channel_credentials, fetch_server_certificate
 from securefda.transport.vector_transfer import UNEXPECTED_LENGTH
@@ -41,7 +43,27 @@ class Withdrawn(ConnectionFailed):
 
 
 class HandshakeRefused(HungUp):
-    """The aggregator's certificate is valid, but it broke off the handshake or disconnected right after it."""
+    """The aggregator closed the connection as soon as it had this site's certificate, and sent nothing before."""
+
+
+_CLOSED_AFTER_HANDSHAKE = re.compile(r"failed to connect to .* ipv\S+ (Socket closed|Delayed close|(recv|send)msg)")
+"""What gRPC says of a connection that is closed after a client's last word of the handshake, and before HTTP/2 begins.
+
+A source sees no more of a refused certificate: gRPC's server sends no alert. Before that word it is "Handshake read
+failed", as where the server has too many connections; after HTTP/2 has begun it is "Stream removed".
+"""
+
+
+def _broken_off(detail: str, *, soon: bool) -> HungUp:
+    """Return the error of a connection that the aggregator closed before its welcome."""
+    what = "the aggregator broke off the connection before its welcome"
+    if not _CLOSED_AFTER_HANDSHAKE.match(detail):
+        return HungUp(what)
+    hint = (
+        "either it is too busy, or something between breaks off TLS connections, or it does not accept this site's "
+        "certificate: check both clocks, and that both sites use startup kits of the same federation"
+    )
+    return (HandshakeRefused if soon else HungUp)(what, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +218,7 @@ class Dialer:
             compression=grpc.Compression.NoCompression,
         )
         stub = FederationServiceStub(channel)
+        began = time.monotonic()
         connection = Connection(channel, stub.Control(), stub, self.traffic)
         try:
             async with asyncio.timeout(self._settings.silence_s):
@@ -205,7 +228,8 @@ class Dialer:
             if isinstance(error, TimeoutError):
                 raise HungUp(f"no welcome from the aggregator within {self._settings.silence_s:g} s") from error
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise HandshakeRefused("the aggregator ends the TLS handshake") from error
+                # A server that misses its own deadline for handshakes closes no connection before that deadline.
+                raise _broken_off(error.details() or "", soon=time.monotonic() - began < HANDSHAKE_S) from error
             if isinstance(error, grpc.aio.AioRpcError):
                 raise translated(error) from error
             raise

@@ -156,16 +156,31 @@ async def test_a_source_of_another_federation_is_refused_by_the_aggregator() -> 
         assert server.connected() == set()
 
 
+def trusting_another_ca(sites: Sites) -> Sites:
+    """An aggregator that shows the right certificate and accepts no caller's."""
+    others = Authority("another federation")
+    listener = Sites()
+    listener.target = Credentials(others.certificate, sites.target.certificate, sites.target.private_key)
+    return listener
+
+
 @scenario
 async def test_a_valid_certificate_that_only_the_aggregator_refuses_ends_as_an_authentication_error() -> None:
-    sites, others = Sites(), Sites()
-    listener = Sites()
-    listener.authority, listener.target = sites.authority, sites.target
-    # The aggregator shows the right certificate but trusts another CA for its callers.
-    listener.target = Credentials(others.authority.certificate, sites.target.certificate, sites.target.private_key)
-    async with listener.listening() as (_, address):
+    sites = Sites()
+    async with trusting_another_ca(sites).listening() as (_, address):
         with pytest.raises(AuthenticationError, match="does not accept this site's certificate"):
             await soon(sites.channel(1, address).open())
+
+
+@scenario
+async def test_a_single_handshake_that_is_broken_off_may_be_a_refusal_or_not() -> None:
+    sites = Sites()
+    async with trusting_another_ca(sites).listening() as (_, address):
+        with pytest.raises(ConnectionFailed, match="before its welcome; gave up after 0 s") as caught:
+            await soon(sites.channel(1, address, IMPATIENT).open())
+    assert type(caught.value) is ConnectionFailed
+    assert "either it is too busy" in caught.value.hint
+    assert "does not accept this site's certificate" in caught.value.hint
 
 
 @scenario

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
-from bad_network import BadNetwork, Conditions, Fault
+from bad_network import BadNetwork, Conditions, Fault, Way
 from transport_kit import Sites, header, joined, masked_input, next_event, note, number_of, scenario, soon
 
-from securefda.transport.dialer import UploadRefusedError
+from securefda.transport import dialer, limits
+from securefda.transport.aggregator_server import AggregatorServer
+from securefda.transport.client import REFUSED_HANDSHAKES, LostConnection
+from securefda.transport.delivery import Link
+from securefda.transport.dialer import Dialer, Endpoint, HungUp, UploadRefusedError
 from securefda.transport.event_queue import Left, Received
 from securefda.transport.limits import TransportSettings
+from securefda.transport.tls import Unreachable
 
 SETTINGS = TransportSettings(chunk_bytes=4096, max_message_bytes=65536, heartbeat_s=0.3, reconnect_deadline_s=20.0)
 CHECKS_A_CERTIFICATE = None
@@ -88,6 +97,88 @@ async def test_handshakes_that_a_network_breaks_off_are_no_refusal_of_a_certific
                         events.append(number_of(event.parcel))
                 assert events == list(range(60))
                 assert bad.struck == {"cut": 5}
+
+
+@asynccontextmanager
+async def missed_handshakes(sites: Sites, monkeypatch) -> AsyncIterator[tuple[AggregatorServer, str, asyncio.Event]]:
+    """A server that sees no source's last word of the handshake before its deadline, until the event is set."""
+    for module in (limits, dialer):
+        monkeypatch.setattr(module, "HANDSHAKE_S", 0.2)
+    in_time = asyncio.Event()
+    async with sites.listening(SETTINGS) as (server, upstream):
+        host, _, port = upstream.rpartition(":")
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+
+            async def up() -> None:
+                while data := await reader.read(65536):
+                    far_writer.write(data)
+                    await in_time.wait()
+
+            sending = asyncio.create_task(up())
+            with contextlib.suppress(OSError):
+                while data := await far_reader.read(65536):
+                    writer.write(data)
+            sending.cancel()
+            writer.close()
+
+        front = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with front:
+            yield server, f"127.0.0.1:{front.sockets[0].getsockname()[1]}", in_time
+
+
+async def failed_dial(sites: Sites, address: str) -> HungUp:
+    endpoint = Endpoint(address, "target", sites.target.pin, 0)
+    dialling = Dialer(endpoint, sites.sources[1], SETTINGS, bytes(16), lambda: datetime.now(UTC))
+    while True:
+        try:
+            await soon(dialling.dial(Link(SETTINGS.max_message_bytes), b""))
+        except Unreachable:  # on a busy machine, a first look that came too late
+            continue
+        except HungUp as error:
+            return error
+        pytest.fail("connected")
+
+
+@scenario
+@pytest.mark.parametrize(
+    ("way", "at"), [("down", 100), ("up", 2200)], ids=["before its certificate", "after HTTP/2 has begun"]
+)
+async def test_a_connection_that_ends_elsewhere_in_the_handshake_is_no_refusal(way: Way, at: int) -> None:
+    sites = Sites()
+    async with sites.listening(SETTINGS) as (_, upstream):
+        with network(upstream, Conditions(first=(CHECKS_A_CERTIFICATE, Fault("cut", way, at)))) as bad:
+            error = await failed_dial(sites, f"127.0.0.1:{bad.port}")
+            assert bad.struck == {"cut": 1}
+    assert (type(error), error.hint) == (HungUp, "")
+
+
+@scenario
+async def test_a_server_that_misses_its_deadline_for_handshakes_may_be_slow_or_refuse(monkeypatch) -> None:
+    sites = Sites()
+    async with missed_handshakes(sites, monkeypatch) as (_, address, _):
+        error = await failed_dial(sites, address)
+    assert type(error) is HungUp
+    assert "too busy" in error.hint
+    assert "does not accept this site's certificate" in error.hint
+
+
+@scenario
+async def test_a_source_joins_a_server_that_was_too_slow_for_three_handshakes(monkeypatch) -> None:
+    sites = Sites()
+    missed: list[str] = []
+    async with missed_handshakes(sites, monkeypatch) as (server, address, in_time):
+
+        def hear(lost: LostConnection | None) -> None:
+            if lost and "before its welcome" in lost.what:
+                missed.append(lost.what)
+                if len(missed) == REFUSED_HANDSHAKES:
+                    in_time.set()
+
+        async with sites.connected(1, address, SETTINGS, on_lost=hear):
+            await joined(server, 1)
+    assert len(missed) >= REFUSED_HANDSHAKES
 
 
 @scenario

@@ -40,7 +40,7 @@ from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import LostConnection, SourceChannel
 from securefda.transport.dialer import Endpoint
 from securefda.transport.event_queue import Event, Joined
-from securefda.transport.limits import TransportSettings
+from securefda.transport.limits import ConnectionLimits, TransportSettings
 from securefda.transport.observer import MessageObserver, ignore
 from securefda.transport.tls import Credentials, channel_credentials
 from securefda.transport.wire import encode
@@ -140,7 +140,13 @@ class Sites:
         self, settings: TransportSettings = CALM, listen: str = "127.0.0.1:0", observer: MessageObserver = ignore
     ) -> AggregatorServer:
         return AggregatorServer(
-            listen, self.target, self.site_of_pin, run_id=RUN_ID, settings=settings, observer=observer
+            listen,
+            self.target,
+            self.site_of_pin,
+            run_id=RUN_ID,
+            settings=settings,
+            connections=ConnectionLimits.of(len(self.sources), descriptors=2048),
+            observer=observer,
         )
 
     @asynccontextmanager
