@@ -149,7 +149,7 @@ def accuracy(
     overrides: Overrides = [],
     output: OutputFormat = Format.TXT,
 ) -> int:
-    """Measure the target's accuracy under every rule of a suite. Goes on where it was, in the same folder."""
+    """Measure the target's accuracy and other metrics under every rule of a suite. Goes on where it was."""
     from securefda.bench.accuracy.accuracy_bench import at_another_level, bench_accuracy, compared
     from securefda.bench.accuracy.engines import engine_settings
     from securefda.bench.accuracy.plan import Request
@@ -167,7 +167,7 @@ def accuracy(
 
 def _print_accuracy(output: Format, done: Accuracy, comparison: Comparison | None, *, check: bool) -> int:
     """Print tables and requirements; return 1 where a run failed or, with ``check``, a requirement does not hold."""
-    from securefda.bench.accuracy.accuracy_bench import TABLE_FILE, means
+    from securefda.bench.accuracy.accuracy_bench import TABLE_FILE, means, means_by_metric
 
     misses = [*done.misses, *(comparison.misses if comparison else ())]
     data: dict[str, Any] = {
@@ -175,7 +175,9 @@ def _print_accuracy(output: Format, done: Accuracy, comparison: Comparison | Non
         "suite": done.request.suite,
         "level": done.request.level,
         "seeds": done.results.seeds,
+        "metric": done.results.suite.metric,
         "means": means(done.results),
+        "means_by_metric": means_by_metric(done.results),
         "misses": misses,
         "failed": {str(key): why for key, why in done.failed.items()},
         "differences": dict(comparison.differences) if comparison else {},

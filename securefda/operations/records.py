@@ -674,6 +674,13 @@ def summarise(
     )
 
 
+def mean_metrics(lines: Iterable[RoundLine]) -> dict[str, float]:
+    """Return the mean of each of the task's metrics over these rounds, as far as all of them have it."""
+    by_round = [line.get("metrics", {}) for line in lines]
+    names = [name for name in (by_round[0] if by_round else ()) if all(name in metrics for metrics in by_round)]
+    return {name: fmean(metrics[name] for metrics in by_round) for name in names}
+
+
 def best_round(lines: Iterable[RoundLine]) -> RoundLine | None:
     """Return the finished round with the best model on the validation rows; None if there are no such rows.
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from securefda.tasks.base import Task
+from securefda.tasks.metric_functions import class_metrics
 
 
 class Classification(Task):
@@ -20,8 +21,8 @@ class Classification(Task):
         return nn.functional.cross_entropy(outputs, labels, reduction="none")
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the accuracy, in [0, 1]."""
-        return {"accuracy": float((outputs.argmax(dim=1) == labels).double().mean())}
+        """Return what :func:`securefda.tasks.metric_functions.class_metrics` does."""
+        return class_metrics(outputs, labels)
 
     def row_accuracies(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return 1 for each row whose class is right, else 0."""
@@ -41,36 +42,6 @@ class Classification(Task):
             | {f"probability {name}": value for name, value in zip(names, row, strict=True)}
             for row in rows
         ]
-
-
-def class_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return accuracy and balanced accuracy, and of two classes the AUROC if the rows have both, in [0, 1]."""
-    right = (outputs.argmax(dim=1) == labels).double()
-    metrics = {"accuracy": float(right.mean()), "balanced_accuracy": balanced_accuracy(outputs, labels)}
-    if outputs.shape[1] == 2 and len(torch.unique(labels)) == 2:
-        metrics["auroc"] = auroc(outputs[:, 1] - outputs[:, 0], labels == 1)
-    return metrics
-
-
-def auroc(scores: Tensor, positive: Tensor) -> float:
-    """Return how often a positive row has the higher score of a positive and a negative one; equal scores count half.
-
-    Args:
-        scores: ``(n,)``.
-        positive: which rows are positive, ``(n,)``; some are, and some are not.
-    """
-    _, place, equal = torch.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (equal.cumsum(0) - (equal - 1) / 2.0)[place].double()
-    count = int(positive.sum())
-    pairs = count * (len(scores) - count)
-    return (float(ranks[positive].sum()) - count * (count + 1) / 2) / pairs
-
-
-def balanced_accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """Return the mean, over the classes that occur, of the share of their rows that is right, in [0, 1]."""
-    right = (outputs.argmax(dim=1) == labels).double()
-    by_class = [float(right[labels == number].mean()) for number in torch.unique(labels)]
-    return sum(by_class) / len(by_class)
 
 
 def distinct_classes(names: tuple[str, ...]) -> tuple[str, ...]:

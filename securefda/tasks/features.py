@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from securefda.errors import ConfigError, DataError
 from securefda.settings import Settings, check, parse_settings
 from securefda.tasks.base import Samples, Task, TaskSettings, Unlabelled
-from securefda.tasks.classification import Classification, auroc, balanced_accuracy, class_metrics, distinct_classes
+from securefda.tasks.classification import Classification, distinct_classes
 from securefda.tasks.features_file import NO_LABEL, SUFFIXES, FeatureFile, read_features
 from securefda.tasks.held_out import HeldOut
+from securefda.tasks.metric_functions import auroc, balanced_accuracy, confusion_matrix
 from securefda.text import printable
 
 FACTORY = "securefda.tasks.features:Features"
@@ -123,8 +124,7 @@ class Features(Classification):
 
     The model is linear, from 0. Its last layer is all that trains, as the rule ``analytic`` needs it.
 
-    ``accuracy`` is the share of rows whose class is right, ``balanced_accuracy`` the mean of that over the classes.
-    Of two classes there is ``auroc`` too.
+    Its metrics are those of :func:`securefda.tasks.metric_functions.class_metrics`.
 
     Raises:
         ConfigError: an option is missing, unknown or wrong.
@@ -165,10 +165,6 @@ class Features(Classification):
         rows = self._rows(site)
         known = (rows.labels != NO_LABEL).reshape(len(rows), -1).all(dim=1)
         return Samples(rows.features[known], rows.labels[known]) if bool(known.any()) else None
-
-    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the accuracy, the balanced accuracy, and of two classes the AUROC, in [0, 1]."""
-        return class_metrics(outputs, labels)
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, in order."""
@@ -323,8 +319,8 @@ class MultiLabelFeatures(Features):
         figures = {"accuracy": float(self.row_accuracies(outputs, labels).mean())}
         pairs = [pair for pair in zip(outputs.T, labels.T, strict=True) if len(torch.unique(pair[1])) == 2]
         if pairs:
-            balanced = [balanced_accuracy(torch.stack([-score, score], dim=1), of.long()) for score, of in pairs]
-            figures["balanced_accuracy"] = sum(balanced) / len(pairs)
+            tables = [confusion_matrix((score > 0).long(), of.long(), 2) for score, of in pairs]
+            figures["balanced_accuracy"] = sum(map(balanced_accuracy, tables)) / len(pairs)
             figures["auroc"] = sum(auroc(score, of > 0) for score, of in pairs) / len(pairs)
         return figures
 

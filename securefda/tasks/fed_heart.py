@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.tasks.base import Rows, Samples, Task, TaskSettings
+from securefda.tasks.metric_functions import class_metrics
 
 ORIGIN = "https://archive.ics.uci.edu/dataset/45/heart+disease"
 
@@ -127,8 +128,8 @@ class FedHeart(Task):
         return nn.functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the accuracy at the threshold 0.5."""
-        return {"accuracy": float(((outputs > 0) == (labels > 0.5)).double().mean())}
+        """Return the metrics of two classes, at the threshold 0.5."""
+        return class_metrics(torch.cat([torch.zeros_like(outputs), outputs], dim=1), labels[:, 0].long())
 
     def scaling_caution(self, rows: Rows) -> str:  # noqa: ARG002 - its own mean hides how far off they are
         """Say what it can cost that each hospital standardises its rows with their own mean; else empty."""

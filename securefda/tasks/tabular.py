@@ -30,10 +30,10 @@ from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
 from securefda.settings import Settings, parse_settings
 from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled
-from securefda.tasks.classification import class_metrics
 from securefda.tasks.features import MULTI_LABEL_FACTORY
 from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
+from securefda.tasks.metric_functions import class_metrics, concordance, number_metrics
 from securefda.text import counted, names
 
 FACTORY = "securefda.tasks.tabular:Tabular"
@@ -365,12 +365,12 @@ class Tabular(Task):
     The file of a target without labels need not have the label's column, and cells in it may be empty. A row without a
     label is always one to train on; one with a label may be held out.
 
-    ``accuracy`` is the share of rows whose class is right, or whose number is within ``tolerance``.
-    ``balanced_accuracy`` is the mean of that share over the classes that occur. Of two classes there is ``auroc`` too.
+    Of classes the metrics are those of :func:`securefda.tasks.metric_functions.class_metrics`. Of a number they are
+    ``rmse``, ``mae`` and ``r2`` in its own unit, and ``accuracy``, the share of rows within ``tolerance``. Of a time
+    there is ``concordance``.
 
-    For a time the model puts out the logarithm of a row's hazard beside the public one, ``accuracy`` is Harrell's
-    concordance index, and the analytic rule fits what happened until the horizon minus what was expected: the
-    martingale residual of a model without features.
+    For a time the model puts out the logarithm of a row's hazard beside the public one, and the analytic rule fits what
+    happened until the horizon minus what was expected: the martingale residual of a model without features.
 
     Raises:
         ConfigError: an option is missing, unknown or wrong.
@@ -425,14 +425,15 @@ class Tabular(Task):
         return nn.functional.mse_loss(outputs, labels, reduction="none").mean(dim=1)
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the accuracy, and for classes the balanced accuracy and the AUROC of two, in [0, 1]."""
+        """Return the metrics of classes, of a number or of a time; what the rows do not define is left out."""
         label = self.options.label
         if label.event:
             index = concordance(outputs[:, 0], labels[:, 0], labels[:, 1])
             return {"accuracy": index, "concordance": index}
         if not label.classes:
-            near = (outputs - labels).abs() * (label.scale or 1) <= (label.tolerance or 0)
-            return {"accuracy": float(near.double().mean())}
+            predicted, true = ((each.double() * (label.scale or 1)) for each in (outputs, labels))
+            near = (predicted - true).abs() <= (label.tolerance or 0)
+            return number_metrics(predicted, true) | {"accuracy": float(near.double().mean())}
         return class_metrics(outputs, labels)
 
     def head_targets(self, labels: Tensor, outputs: int) -> Tensor:
@@ -694,25 +695,6 @@ class Tabular(Task):
             hint = f'set task.options.decimal = "{other}" if that is the decimal mark; marks of thousands are not read'
             return hint, False
         return "task.options.missing-values lists what stands for a missing value", False
-
-
-def concordance(risks: Tensor, times: Tensor, events: Tensor) -> float:
-    """Return Harrell's concordance index: how often the row with the earlier event has the higher risk, in [0, 1].
-
-    Two rows are compared if one had the event, and the other was seen longer, or as long without it. Equal risks count
-    half; with nothing to compare it is 0.5.
-
-    Args:
-        risks: ``(n,)``.
-        times: of the event, or until when a row was seen without it, ``(n,)``.
-        events: 1 for a row with the event, else 0, ``(n,)``.
-    """
-    right, compared = 0.0, 0
-    for row in torch.nonzero(events == 1)[:, 0].tolist():
-        others = risks[(times > times[row]) | ((times == times[row]) & (events == 0))]
-        right += float((others < risks[row]).sum()) + float((others == risks[row]).sum()) / 2
-        compared += len(others)
-    return right / compared if compared else 0.5
 
 
 def _table_of(column: str) -> str:

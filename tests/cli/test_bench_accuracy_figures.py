@@ -1,10 +1,11 @@
 """Tables, requirements and plots of ``securefda bench accuracy``, on figures that are made up."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from securefda.bench.accuracy.accuracy_bench import misses_of
+from securefda.bench.accuracy.accuracy_bench import means_by_metric, misses_of
 from securefda.bench.accuracy.columns import Column, Suite
 from securefda.bench.accuracy.federated import RunResult, result_of
 from securefda.bench.accuracy.paper import Published
@@ -21,6 +22,7 @@ from securefda.bench.accuracy.requirements import (
     judgements,
 )
 from securefda.bench.accuracy.results import Results, RunKey
+from securefda.bench.accuracy.suite_folder import result_line
 from securefda.bench.accuracy.tables import tables
 from securefda.errors import SecureFdaError
 from securefda.operations.run_folder import RunRecord
@@ -31,13 +33,17 @@ SUITE = Suite("Things", (LEFT, RIGHT), ("fedda", "fedgp"), ("line",), averaged=T
 CANDIDATES = ("source_only", "target_only", "fedda_auto", "fedgp_auto")
 
 
+def of(accuracy, loss=1.0, **more):
+    return RunResult({"accuracy": accuracy}, loss, **more)
+
+
 def results(figures, suite=SUITE, seeds=1, **more):
     """From (rule, column) -> accuracy, or a list of them by seed."""
     runs = {}
     for (rule, column), values in figures.items():
         data = next(one.data for one in suite.columns if one.name == column)
         for seed, value in enumerate(values if isinstance(values, list) else [values] * seeds):
-            runs[RunKey(data, column, "", rule, seed)] = RunResult(value, **{"loss": 1.0} | more)
+            runs[RunKey(data, column, "", rule, seed)] = RunResult({suite.metric: value}, **{"loss": 1.0} | more)
     return Results(suite, runs)
 
 
@@ -50,7 +56,7 @@ def test_a_cell_is_mean_and_deviation_over_seeds_with_the_papers_figure_beside_i
     text = tables(SUITE, found, "sum")
     assert "| rule | left | right | mean |" in text
     assert "| fedda | 51.0 ± 1.4 (55.5) | 61.0 ± 1.4 | 56.0 ± 1.4 |" in text
-    assert "In brackets: the paper, Table 99." in text
+    assert "Accuracy, percent. In brackets: the paper, Table 99." in text
 
 
 def test_a_cell_with_fewer_seeds_says_how_many_and_one_without_any_is_a_dash():
@@ -60,11 +66,27 @@ def test_a_cell_with_fewer_seeds_says_how_many_and_one_without_any_is_a_dash():
     assert "| fedda | 51.0 ± 1.4 (55.5) | – | – |" in text
 
 
+def test_every_metric_has_a_table_the_suites_own_comes_first_and_bars_are_about_it():
+    suite = replace(SUITE, metric="auroc", published={})
+    runs = {
+        RunKey("things", column, "", "fedda", 0): RunResult({"accuracy": 76.0, "auroc": area, "rmse": 2.0}, 1.0)
+        for column, area in (("left", 0.7), ("right", 0.8))
+    }
+    found = Results(suite, runs)
+    text = tables(suite, found, "sum")
+    assert text.index("AUROC.") < text.index("Accuracy, percent.") < text.index("RMSE, lower is better.")
+    assert "| fedda | 0.7 | 0.8 | 0.75 |" in text
+    assert "| fedda | 76.0 | 76.0 | 76.0 |" in text
+    assert means_by_metric(found)["rmse"] == {"fedda": {"things": {"left": 2.0, "right": 2.0}}}
+    assert said(AtLeast("fedda", 0.75), found) == []
+    assert said(AtLeast("fedda", 0.76), found) != []
+
+
 def test_a_mean_over_targets_has_only_the_seeds_that_every_target_has():
     column = Column("things", "both", targets=("a", "b"))
     suite = Suite("Things", (column,), ("fedda",), ())
     runs = {("a", 0): 10.0, ("b", 0): 20.0, ("a", 1): 70.0}
-    keyed = {RunKey("things", "both", target, "fedda", seed): RunResult(v, 1.0) for (target, seed), v in runs.items()}
+    keyed = {RunKey("things", "both", target, "fedda", seed): of(v) for (target, seed), v in runs.items()}
     assert Results(suite, keyed).by_seed("fedda", column) == {0: 15.0}
     assert Results(suite, keyed).mean("fedgp", column) is None
 
@@ -103,7 +125,7 @@ def test_a_requirement_on_one_data_set_is_judged_by_its_columns_alone_and_only_w
         figures = {("fed-heart", "fedda_auto"): 70.0, ("fed-heart-public", "fedda_auto"): 80.0}
         figures |= {("fed-heart-public", "warm_target"): 78.5}
         runs = {
-            RunKey(place, hospital, hospital, rule, 0): RunResult(value, loss=1.0)
+            RunKey(place, hospital, hospital, rule, 0): of(value)
             for (place, rule), value in figures.items()
             for hospital in hospitals
         }
@@ -179,7 +201,7 @@ def grid(losses, errors, accuracies=None):
         for rule, loss in by_rule.items():
             accuracy = (accuracies or {}).get((column.name, rule), 80.0)
             own = (estimates if isinstance(estimates, tuple) else (estimates,)) if rule == "auto" else ()
-            runs[RunKey("grid", column.name, "", rule, 0)] = RunResult(accuracy, loss, delta_errors=own)
+            runs[RunKey("grid", column.name, "", rule, 0)] = of(accuracy, loss, delta_errors=own)
     return Results(Suite("Grid", columns, (), ("selection",), losses=True), runs)
 
 
@@ -282,7 +304,7 @@ def test_a_data_set_of_which_no_cell_is_whole_is_missing_and_not_passed_over():
         for rule in ("fedda", "fedgp")
         for n, name in enumerate(columns)
     }
-    runs = {RunKey("digits", name, "", rule, 0): RunResult(value, 1.0) for (rule, name), value in figures.items()}
+    runs = {RunKey("digits", name, "", rule, 0): of(value) for (rule, name), value in figures.items()}
     (line,) = misses_of(request, Results(request.definition, runs))
     assert line.startswith("MISSING: rbf: ")
 
@@ -310,7 +332,9 @@ def test_a_distance_that_was_clipped_at_zero_has_its_place_in_the_plot(tmp_path,
     runs = dict(results(figures, plotted).runs)
     for key in runs:
         distance = distances[key.column == "right"]
-        runs[key] = RunResult(50.0, 1.0, delta_errors=(estimates("fedda_auto") | {"source_only": distance},))
+        runs[key] = RunResult(
+            {"accuracy": 50.0}, 1.0, delta_errors=(estimates("fedda_auto") | {"source_only": distance},)
+        )
     (path,) = write_plots(plotted, Results(plotted, runs), tmp_path)
     drawn = path.read_text()
     assert drawn.count("<use") > 4
@@ -323,12 +347,16 @@ def test_plots_without_runs_for_them_are_left_out(tmp_path):
     assert [path.name for path in write_plots(plotted, found, tmp_path)] == ["accuracy.svg"]
 
 
+def of_accuracy(accuracy):
+    return {"accuracy": accuracy, "metrics": {"accuracy": accuracy, "auroc": accuracy / 2}}
+
+
 def of_rounds(tmp_path, *accuracies):
     """The record of a run with these accuracies by round; None is a lost round."""
     rounds = [
         {"round": number, "rule": "fedgp", "status": "lost"}
         if accuracy is None
-        else {"round": number, "rule": "fedgp", "status": "finished", "accuracy": accuracy, "loss": 1 - accuracy}
+        else {"round": number, "rule": "fedgp", "status": "finished", "loss": 1 - accuracy, **of_accuracy(accuracy)}
         for number, accuracy in enumerate(accuracies, 1)
     ]
     return RunRecord(tmp_path, None, tuple(rounds), {})
@@ -337,8 +365,19 @@ def of_rounds(tmp_path, *accuracies):
 def test_a_lost_round_leaves_the_model_and_is_none_of_the_last_five(tmp_path):
     found = result_of(of_rounds(tmp_path, None, 0.5, 0.6, None, 0.7, 0.7, None, 0.8, 0.9), ["source-1"])
     assert found.accuracies == pytest.approx((50, 60, 60, 70, 70, 70, 80, 90))
-    assert found.accuracy == pytest.approx(74)
+    assert found.metrics == pytest.approx({"accuracy": 74, "auroc": 0.37})
     assert found.loss == pytest.approx(0.26)
+
+
+def test_a_task_without_accuracy_has_results_and_a_metric_that_a_round_lacks_is_none(tmp_path):
+    metrics = [{"concordance": 0.5, "auroc": 0.7}, {"concordance": 0.6}]
+    rounds = tuple(
+        {"round": number, "rule": "fedgp", "status": "finished", "loss": 1.0, "metrics": of_round}
+        for number, of_round in enumerate(metrics, 1)
+    )
+    found = result_of(RunRecord(tmp_path, None, rounds, {}), ["source-1"])
+    assert (found.metrics, found.accuracies) == ({"concordance": pytest.approx(0.55)}, ())
+    assert result_line(found)["accuracy"] is None
 
 
 def test_a_run_without_a_finished_round_has_no_result(tmp_path):

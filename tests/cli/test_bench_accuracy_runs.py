@@ -380,7 +380,7 @@ def test_a_terminal_has_a_bar_and_keeps_what_failed():
     stream = Terminal()
     with console_watcher(stream) as watcher:
         watcher.begin(3, 5)
-        watcher.finished(RunKey("digits", "target", "", "auto", 0), RunResult(71.25, 1.0))
+        watcher.finished(RunKey("digits", "target", "", "auto", 0), RunResult({"accuracy": 71.25}, 1.0))
         watcher.failed(RunKey("digits", "target", "", "auto", 1), "no \x1b[31m colours")
     text = stream.getvalue()
     assert "FAILED: digits, target, auto, seed 1: no ?[31m colours" in text
@@ -392,6 +392,6 @@ def test_a_run_that_failed_is_not_waited_for_any_more():
     with console_watcher(stream) as watcher:
         watcher.begin(0, 2)
         watcher.failed(RunKey("digits", "target", "", "auto", 0), "the loss is NaN")
-        watcher.finished(RunKey("digits", "target", "", "auto", 1), RunResult(71.25, 1.0))
+        watcher.finished(RunKey("digits", "target", "", "auto", 1), RunResult({"accuracy": 71.25}, 1.0))
     last = stream.getvalue().splitlines()[-1]
-    assert last == "[2/2] digits, target, auto, seed 1: 71.2 %  0 min left"
+    assert last == "[2/2] digits, target, auto, seed 1: accuracy 71.2 %  0 min left"

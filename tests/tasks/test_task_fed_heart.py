@@ -114,7 +114,8 @@ def test_unknown_hospital_is_refused(tmp_path):
 
 def test_accuracy_cuts_at_one_half(tmp_path):
     outputs, labels = torch.tensor([[-0.1], [0.1], [3.0], [-2.0]]), torch.tensor([[0.0], [1.0], [0.0], [0.0]])
-    assert fed_heart(tmp_path).metrics(outputs, labels) == {"accuracy": 0.75}
+    metrics = fed_heart(tmp_path).metrics(outputs, labels)
+    assert (metrics["accuracy"], metrics["sensitivity"], metrics["specificity"]) == (0.75, 1, pytest.approx(2 / 3))
 
 
 def test_public_scaling_prepares_each_row_from_its_own_record(made_up_va, monkeypatch):

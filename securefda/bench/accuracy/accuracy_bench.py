@@ -201,7 +201,9 @@ def results_text(done: Accuracy) -> str:
         "set": list(request.overrides),
         "machine": this_machine(),
         "versions": software_versions(),
+        "metric": done.results.suite.metric,
         "means": means(done.results),
+        "means_by_metric": means_by_metric(done.results),
         "misses": list(done.misses),
         "failed": {str(key): why for key, why in done.failed.items()},
     }
@@ -209,19 +211,28 @@ def results_text(done: Accuracy) -> str:
     return f'{_json(head)[:-1]}, "runs": [\n{lines}\n]}}\n'
 
 
-def means(results: Results) -> dict[str, Any]:
-    """Return rule -> data set -> column -> accuracy in percent, mean over the seeds; None if a target lacks a seed."""
+def means(results: Results, metric: str = "") -> dict[str, Any]:
+    """Return rule -> data set -> column -> a metric, of the suite unless it is named.
+
+    It is the mean over the seeds, in percent where `RunResult.metrics` is; None if a target lacks a seed.
+    """
     return {
         rule: {
-            data: {column.name: _percent(results.mean(rule, column)) for column in results.columns_of(data)}
+            data: {column.name: _rounded(results.mean(rule, column, metric)) for column in results.columns_of(data)}
             for data in results.data
         }
         for rule in results.rules
     }
 
 
-def _percent(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+def means_by_metric(results: Results) -> dict[str, Any]:
+    """Return `means` of each metric that any run has, by its name."""
+    names = dict.fromkeys(name for data in results.data for name in results.metrics_of(data))
+    return {name: means(results, name) for name in names}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
 
 
 def _json(value: object) -> str:

@@ -17,7 +17,7 @@ Settings = tuple[str, ...]
 """``KEY=VALUE`` each, as for ``--set``."""
 
 Plot = Literal["columns", "line", "betas", "selection"]
-"""Accuracy by column; accuracy over ``Column.x``; β over rounds; predicted against actual best rule."""
+"""The suite's metric by column; the same over ``Column.x``; β over rounds; predicted against actual best rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ class Suite:
         axis: what x is.
         averaged: whether a mean over the columns of a data set says something.
         losses: whether there is a table of losses too.
+        metric: name of the metric that tables begin with, and that plots and requirements are about; higher is better.
     """
 
     title: str
@@ -138,6 +139,7 @@ class Suite:
     axis: str = ""
     averaged: bool = False
     losses: bool = False
+    metric: str = "accuracy"
 
     @property
     def data(self) -> tuple[str, ...]:

@@ -20,9 +20,10 @@ import torch
 from securefda.errors import SecureFdaError
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
-from securefda.operations.records import REPORTED_ROUNDS, RoundLine, SiteLine
+from securefda.operations.records import REPORTED_ROUNDS, RoundLine, SiteLine, mean_metrics
 from securefda.operations.run_folder import RunRecord, read_run
 from securefda.site.config import FederationConfig
+from securefda.task_metric import metric_of
 from securefda.text import counted
 
 
@@ -39,22 +40,28 @@ class RunResult:
     """The results of a run on the target's test rows.
 
     Attributes:
-        accuracy: mean over the last five rounds that finished, in percent, as the paper reports it.
+        metrics: the task's metrics by name, each the mean over the last five rounds that finished; those of
+            ``TaskMetric.percent`` in percent, as the paper reports accuracy. One that a round lacks is left out.
         loss: mean loss over the same rounds; NaN where it is not finite.
-        accuracies: after every round, in percent, from the first that finished.
+        accuracies: after every round, in percent, from the first that finished; empty for a task without accuracy.
         betas: source -> β in every round; None in a round that had none. Empty where no round had one.
         delta_errors: rule -> estimated error, of every round that estimated them.
         rounds_by_rule: rule -> rounds in which it was the one.
         clipped: coordinates that the clip changed, over all rounds and sources.
     """
 
-    accuracy: float
+    metrics: Mapping[str, float]
     loss: float
     accuracies: tuple[float, ...] = ()
     betas: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     delta_errors: tuple[Mapping[str, float], ...] = ()
     rounds_by_rule: Mapping[str, int] = field(default_factory=dict)
     clipped: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """Mean accuracy in percent; NaN for a task without."""
+        return self.metrics.get("accuracy", float("nan"))
 
 
 def use_one_thread() -> None:
@@ -99,7 +106,7 @@ def result_of(record: RunRecord, sources: Iterable[str]) -> RunResult:
     last = finished[-REPORTED_ROUNDS:]
     losses = [line.get("loss") for line in last]
     return RunResult(
-        accuracy=100 * fmean(line["accuracy"] for line in last),
+        metrics=in_percent(mean_metrics(last)),
         loss=fmean(float("nan") if loss is None else loss for loss in losses),
         accuracies=_after_each(record.rounds),
         betas=_betas(lines, len(record.rounds)),
@@ -109,11 +116,16 @@ def result_of(record: RunRecord, sources: Iterable[str]) -> RunResult:
     )
 
 
+def in_percent(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics with those in percent that are printed so."""
+    return {name: 100 * value if metric_of(name).percent else value for name, value in metrics.items()}
+
+
 def _after_each(rounds: Sequence[RoundLine]) -> tuple[float, ...]:
     """Return the accuracy after each round, in percent. A lost round leaves the model unchanged."""
     known: list[float] = []
     for line in rounds:
-        if line.get("status") == "finished":
+        if "accuracy" in line:
             known.append(100 * line["accuracy"])
         elif known:
             known.append(known[-1])

@@ -16,6 +16,7 @@ from securefda.bench.accuracy.columns import RULES, Plot, Suite
 from securefda.bench.accuracy.requirements import Judgement, SelectionHolds, judgements
 from securefda.bench.accuracy.results import BySeed, Results
 from securefda.rules.strategy import CANDIDATES
+from securefda.task_metric import metric_of
 
 
 def style(name: str) -> dict[Any, Any]:
@@ -70,7 +71,7 @@ def write_plots(suite: Suite, results: Results, folder: Path, suffix: str = ".sv
 
 
 def _over_x(suite: Suite, results: Results) -> Figure | None:
-    """Draw the accuracy of each rule over x, a panel for each data set: Figures 2 and 3 of the paper."""
+    """Draw the metric of each rule over x, a panel for each data set: Figures 2 and 3 of the paper."""
     figure, panels = _panels(len(results.data), suite.title)
     for axes, data in zip(panels, results.data, strict=True):
         columns = results.columns_of(data)
@@ -100,12 +101,17 @@ def _over_x(suite: Suite, results: Results) -> Figure | None:
         axes.set_title(data if len(results.data) > 1 else "", loc="left")
         axes.set_xlabel(suite.axis)
     for axes in panels[::_ACROSS]:
-        axes.set_ylabel("target accuracy, %")
+        axes.set_ylabel(_label_of(suite))
     return _with_legend(figure, panels)
 
 
+def _label_of(suite: Suite) -> str:
+    metric = metric_of(suite.metric)
+    return f"target {metric.title}{', %' if metric.percent else ''}"
+
+
 def _by_column(suite: Suite, results: Results) -> Figure | None:
-    """Draw the accuracy of each rule in each column."""
+    """Draw the metric of each rule in each column."""
     figure, panels = _panels(1, suite.title, width=max(6.0, 2.2 * len(results.columns)))
     axes = panels[0]
     step = 0.8 / max(len(results.rules), 1)
@@ -127,7 +133,7 @@ def _by_column(suite: Suite, results: Results) -> Figure | None:
     axes.set_xticks(range(len(results.columns)), [column.name for column in results.columns])
     axes.set_xlim(-0.5, len(results.columns) - 0.5)
     axes.grid(visible=False, axis="x")
-    axes.set_ylabel("target accuracy, %")
+    axes.set_ylabel(_label_of(suite))
     return _with_legend(figure, panels)
 
 

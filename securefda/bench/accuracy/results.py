@@ -69,28 +69,37 @@ class Results:
         """Return the columns of a data set."""
         return tuple(column for column in self.columns if column.data == data)
 
-    def by_seed(self, rule: str, column: Column) -> BySeed:
-        """Return the accuracy in percent, mean over the column's targets, for every seed that all of them have."""
-        return self._by_seed(rule, column, lambda result: result.accuracy)
+    def metrics_of(self, data: str) -> list[str]:
+        """Return the names of all metrics that runs of a data set have; the suite's own comes first."""
+        names = dict.fromkeys(name for key, result in self.runs.items() if key.data == data for name in result.metrics)
+        return sorted(names, key=lambda name: name != self.suite.metric)
+
+    def by_seed(self, rule: str, column: Column, metric: str = "") -> BySeed:
+        """Return a metric, of the suite unless it is named, for every seed that all targets of the column have.
+
+        It is the mean over the targets, in percent where `RunResult.metrics` is.
+        """
+        name = metric or self.suite.metric
+        return self._by_seed(rule, column, lambda result: result.metrics.get(name))
 
     def losses_by_seed(self, rule: str, column: Column) -> BySeed:
         """Return the loss, mean over the column's targets, for every seed that all have; NaN becomes infinite."""
         return self._by_seed(rule, column, lambda result: math.inf if math.isnan(result.loss) else result.loss)
 
-    def average_by_seed(self, rule: str, columns: Iterable[Column]) -> BySeed:
-        """Return the accuracy, mean over columns, for every seed that all of them have."""
-        return _common([self.by_seed(rule, column) for column in columns])
+    def average_by_seed(self, rule: str, columns: Iterable[Column], metric: str = "") -> BySeed:
+        """Return a metric as of `by_seed`, mean over columns, for every seed that all of them have."""
+        return _common([self.by_seed(rule, column, metric) for column in columns])
 
-    def mean(self, rule: str, column: Column) -> float | None:
-        """Return the accuracy, mean over the seeds; None without a seed that all targets have."""
-        return _mean(self.by_seed(rule, column))
+    def mean(self, rule: str, column: Column, metric: str = "") -> float | None:
+        """Return a metric as of `by_seed`, mean over the seeds; None without a seed that all targets have."""
+        return _mean(self.by_seed(rule, column, metric))
 
     def mean_loss(self, rule: str, column: Column) -> float | None:
         """Return the loss, mean over the seeds; None without a seed that all targets have."""
         return _mean(self.losses_by_seed(rule, column))
 
     def overall(self, rule: str, column: str, data: str = "") -> float | None:
-        """Return the accuracy in the named column, or over all columns (`MEAN`), mean over the seeds; None as above.
+        """Return the suite's metric in the named column, or over all columns (`MEAN`); None as of `mean`.
 
         ``data`` leaves only the columns of that data set.
         """
@@ -100,7 +109,7 @@ class Results:
         return next((self.mean(rule, one) for one in columns if one.name == column), None)
 
     def spread(self, rule: str, data: str) -> float | None:
-        """Return largest less smallest accuracy over the columns of a data set; None if one was not measured."""
+        """Return largest less smallest mean over the columns of a data set; None if one was not measured."""
         means = [self.mean(rule, column) for column in self.columns_of(data)]
         known = [value for value in means if value is not None]
         return max(known) - min(known) if known and len(known) == len(means) else None
@@ -126,7 +135,7 @@ class Results:
         return lines
 
     def difference(self, other: Results, rule: str) -> float | None:
-        """Return own less other mean accuracy over all columns, on the seeds that both have; None without one."""
+        """Return own less other mean over all columns, on the seeds that both have; None without one."""
         own, theirs = (one.average_by_seed(rule, self.columns) for one in (self, other))
         seeds = [seed for seed in own if seed in theirs]
         return fmean(own[seed] - theirs[seed] for seed in seeds) if seeds else None
@@ -138,11 +147,12 @@ class Results:
             if (key.rule, key.data, key.column) == (rule, column.data, column.name)
         )
 
-    def _by_seed(self, rule: str, column: Column, figure: Callable[[RunResult], float]) -> BySeed:
+    def _by_seed(self, rule: str, column: Column, figure: Callable[[RunResult], float | None]) -> BySeed:
         columns = []
         for target in column.targets:
             keys = {seed: RunKey(column.data, column.name, target, rule, seed) for seed in self.seeds}
-            columns.append({seed: figure(self.runs[key]) for seed, key in keys.items() if key in self.runs})
+            figures = {seed: figure(self.runs[key]) for seed, key in keys.items() if key in self.runs}
+            columns.append({seed: value for seed, value in figures.items() if value is not None})
         return _common(columns)
 
 

@@ -58,7 +58,7 @@ class _RunLine(TypedDict):
     level: str
     digest: str
     release: str
-    accuracy: float
+    metrics: dict[str, float]
     loss: float
     accuracies: list[float]
     betas: dict[str, list[float | None]]
@@ -143,15 +143,15 @@ def read_folder(path: Path) -> tuple[Mapping[str, Any], Results]:
 
 
 def result_line(result: RunResult) -> dict[str, Any]:
-    """Return a result as plain values, rounded; None for a value that is not finite."""
-    return {name: _rounded(value) for name, value in asdict(result).items()}
+    """Return a result as plain values, rounded; None for a value that is not finite, or an accuracy that is none."""
+    return {name: _rounded(value) for name, value in ({"accuracy": result.accuracy} | asdict(result)).items()}
 
 
 def result_from(line: Mapping[str, Any]) -> RunResult:
     """Return the result in a line of ``runs.jsonl``."""
     loss = line["loss"]
     return RunResult(
-        accuracy=line["accuracy"],
+        metrics=line["metrics"],
         loss=float("nan") if loss is None else loss,
         accuracies=tuple(line["accuracies"]),
         betas={source: tuple(betas) for source, betas in line["betas"].items()},

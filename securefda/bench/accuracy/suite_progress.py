@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from securefda.bench.accuracy.accuracy_bench import Watcher
 from securefda.bench.accuracy.federated import RunResult
 from securefda.bench.accuracy.results import RunKey
+from securefda.task_metric import metric_of
 from securefda.text import printable
 
 
@@ -92,8 +93,12 @@ class BarWatcher(Watcher):
 
 
 def run_text(key: RunKey, result: RunResult) -> str:
-    """Return for example ``fed-heart, va, fedgp_auto, seed 3: 66.5 %``."""
-    return f"{key}: {result.accuracy:.1f} %"
+    """Return for example ``fed-heart, va, fedgp_auto, seed 3: accuracy 66.5 %, AUROC 0.712``."""
+    named = (
+        f"{metric_of(name).title} {value:.1f} %" if metric_of(name).percent else metric_of(name).named(value)
+        for name, value in result.metrics.items()
+    )
+    return f"{key}: {', '.join(named)}"
 
 
 def failure_text(key: RunKey, why: str) -> str:

@@ -12,6 +12,7 @@ from securefda.bench.accuracy.paper import MEAN, Published
 from securefda.bench.accuracy.requirements import SelectionHolds, judgements
 from securefda.bench.accuracy.results import BySeed, Results
 from securefda.operations.records import REPORTED_ROUNDS
+from securefda.task_metric import TaskMetric, metric_of
 
 _WIDE = 8
 _NOTHING = "–"
@@ -21,16 +22,17 @@ def tables(suite: Suite, results: Results, level: str) -> str:
     """Return all tables of a suite, one for each of its data sets, with an explanation."""
     seeds = ", ".join(map(str, results.seeds)) or "none"
     explained = (
-        f"Percent on the target's test rows, mean over the last {REPORTED_ROUNDS} rounds, then mean ± standard "
-        f"deviation over seeds ({seeds}). In square brackets: how many seeds, where some are missing."
+        f"On the target's test rows, mean over the last {REPORTED_ROUNDS} rounds, then mean ± standard deviation over "
+        f"seeds ({seeds}). In square brackets: how many seeds, where some are missing."
     )
     parts = [f"# {suite.title}, visibility {level}", explained]
     for data in results.data:
         published = suite.published.get(data)
         parts.append(f"## {data}{f', {suite.axis}' if suite.axis else ''}")
-        if published is not None:
-            parts.append(f"In brackets: the paper, {published.where}.")
-        parts.append(_table(suite, results, data, published))
+        for name in results.metrics_of(data) or [suite.metric]:
+            paper = published if name == suite.metric else None
+            parts.append(_heading(metric_of(name)) + (f" In brackets: the paper, {paper.where}." if paper else ""))
+            parts.append(_table(suite, results, data, paper, name))
         if suite.losses:
             columns = results.columns_of(data)
             rows = {
@@ -48,20 +50,26 @@ def tables(suite: Suite, results: Results, level: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(suite: Suite, results: Results, data: str, published: Published | None) -> str:
+def _heading(metric: TaskMetric) -> str:
+    title = metric.title[0].upper() + metric.title[1:]
+    return f"{title}{', percent' if metric.percent else ''}{', lower is better' if metric.better == 'lower' else ''}."
+
+
+def _table(suite: Suite, results: Results, data: str, published: Published | None, metric: str) -> str:
     columns = results.columns_of(data)
-    names = [column.name for column in columns]
+    names, form = [column.name for column in columns], ".1f" if metric_of(metric).percent else ".3g"
     rows = {
         rule: [
-            _cell(results.by_seed(rule, column), results, _figure(published, rule, column.name)) for column in columns
+            _cell(results.by_seed(rule, column, metric), results, _figure(published, rule, column.name), form)
+            for column in columns
         ]
         for rule in results.rules
     }
     if suite.averaged:
         names.append(MEAN)
         for rule, cells in rows.items():
-            average = results.average_by_seed(rule, columns)
-            cells.append(_cell(average, results, _figure(published, rule, MEAN)))
+            average = results.average_by_seed(rule, columns, metric)
+            cells.append(_cell(average, results, _figure(published, rule, MEAN), form))
     return _markdown(names, rows)
 
 
@@ -69,9 +77,9 @@ def _figure(published: Published | None, rule: str, column: str) -> float | None
     return None if published is None else published.figure(rule, column)
 
 
-def _cell(values: BySeed, results: Results, published: float | None) -> str:
+def _cell(values: BySeed, results: Results, published: float | None, form: str) -> str:
     published_text = "" if published is None else f" ({published:.1f})"
-    return f"{_spread_text(values, results, lambda value: f'{value:.1f}')}{published_text}"
+    return f"{_spread_text(values, results, lambda value: format(value, form))}{published_text}"
 
 
 def _spread_text(values: BySeed, results: Results, text: Callable[[float], str]) -> str:
