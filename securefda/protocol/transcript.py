@@ -22,6 +22,7 @@ import itertools
 import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from hashlib import sha256
 
 from cryptography.hazmat.primitives import constant_time
@@ -59,8 +60,22 @@ def round_terms(header: Header) -> bytes:
     encoding = (header.layers, header.modulus_bits, header.n_max)
     target = (header.target, header.gap_gradient_digest, header.features)
     terms = (header.model_digest, header.rule, target, encoding, header.max_samples, granularity)
-    # A site compares it with its own of earlier headers alone, so any encoding without collisions will do.
-    return sha256(repr(terms).encode()).digest()
+    # A site compares it with its own of earlier headers alone, so any encoding without collisions will do. One of those
+    # may be from before an upgrade of the site.
+    return sha256(repr(_without_defaults(terms)).encode()).digest()
+
+
+def _without_defaults(terms: object) -> object:
+    """Terms as plain values; of a dataclass only the fields that differ from their defaults, by name.
+
+    A field that a later version adds is then absent where nobody uses it, as in the encoded message.
+    """
+    if isinstance(terms, tuple):
+        return tuple(map(_without_defaults, terms))
+    if not is_dataclass(terms):
+        return terms
+    values = ((field.name, getattr(terms, field.name), field.default) for field in fields(terms))
+    return sorted((name, _without_defaults(value)) for name, value, default in values if value != default)
 
 
 def sum_terms(header: Header) -> tuple[tuple[str, str], ...]:

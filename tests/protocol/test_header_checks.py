@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -389,6 +389,17 @@ def test_source_refuses_another_attempt_at_a_round_that_asks_for_something_else(
     check(header(**first, attempt=2), history, limits_of(N))
     with refused_for("HEADER_ORDER", "asks for something else"):
         check(header(**(first | {"attempt": 2} | changes)), history, limits_of(N))
+
+
+def test_source_that_is_upgraded_between_two_attempts_knows_the_round_again() -> None:
+    """Its earlier version hashed a header whose rule had no such field."""
+    upgraded = make_dataclass(
+        "RuleTerms", [("added_later", bool, field(default=False))], bases=(RuleTerms,), frozen=True, slots=True
+    )
+    now = header(rule=upgraded(**asdict(FEDGP)), target=PUBLISHED)
+    assert round_terms(now.body) == round_terms(header(rule=FEDGP, target=PUBLISHED).body)
+    used = replace(now.body, rule=replace(now.body.rule, added_later=True))
+    assert round_terms(used) != round_terms(now.body)
 
 
 @pytest.mark.parametrize(
