@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from threat_model.adversaries.replay import Replay, Replayed
 from threat_model.sites import AggregatorSeat, SiteWatch
 from threat_model.watched import WatchedAggregator
 
+CopyT = TypeVar("CopyT")
 What = Literal["refused", "ignored", "repeated", "ended", "accepted"]
 
 
@@ -108,14 +109,14 @@ class ProbedAggregator(WatchedAggregator):
     def _probe(self, under_way: Attempt, due: str, replayed: Replayed) -> Outcome:
         if isinstance(replayed.passed.message.body, Checkpoint | Cosigned):
             return self._probe_cosigners(due, replayed)
-        attempt: Any = _copied(under_way)
+        attempt = _copied(under_way)
         before, gone, alarms = _progress(attempt), set(attempt.gone), len(attempt.alarms)
         sends = attempt.receive(Parcel(replayed.passed.message, replayed.passed.vectors))
         if _progress(attempt) != before:
             return Outcome(due, replayed, "accepted")
         found = attempt.alarms[alarms:]
         if found and attempt.gone - gone == {replayed.passed.message.sender}:
-            return Outcome(due, replayed, "refused", found[0].check)
+            return Outcome(due, replayed, "refused", getattr(found[0], "check", ""))
         return Outcome(due, replayed, "ended" if sends or attempt.gone != gone else "ignored")
 
     def _probe_cosigners(self, due: str, replayed: Replayed) -> Outcome:
@@ -173,7 +174,7 @@ def forgetting(witness: Witness) -> tuple[Witness, _Forgets]:
     return other, other._memory
 
 
-def _progress(attempt: Any) -> tuple[object, ...]:
+def _progress(attempt: Attempt) -> tuple[object, ...]:
     """Return what an attempt has collected: the senders of messages, and their totals."""
     updates, state = attempt._updates, attempt._state
     in_clear = () if updates is None else (frozenset(updates.answered), updates._total.tobytes())
@@ -183,7 +184,7 @@ def _progress(attempt: Any) -> tuple[object, ...]:
     return *in_clear, type(state), frozenset(state.received), totals
 
 
-def _copied(one: Any) -> Any:
+def _copied(one: CopyT) -> CopyT:
     """Copy an object with its containers and arrays, so that the two collect separately."""
     other = copy(one)
     for name, value in vars(one).items():

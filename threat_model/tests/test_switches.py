@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,12 +22,14 @@ from securefda.source import model_bound, source_site
 from threat_model.sites import roster_of
 from threat_model.switches import (
     ONE_SHARE_PER_OWNER,
+    OUTSIDE,
     SELF_MASK,
     Replacement,
     Switch,
     SwitchRefused,
     all_of,
     checks_off,
+    copied_process,
     method_replaced,
     names_of_checks,
     outside_off,
@@ -152,6 +157,41 @@ def test_one_switch_that_replaces_something_twice_is_an_error() -> None:
 def test_switch_of_something_that_has_no_name_is_an_error(make: object) -> None:
     with pytest.raises(ValueError, match="no"):
         make()  # type: ignore[operator]
+
+
+def every_switch() -> Iterator[Switch]:
+    """Yield the switches of the threat model; those of a test's own are checked when it is imported."""
+    for name in ("switches", "unbound", "unbounded", "unchecked_sums", "unwitnessed", "weak_masks", "without_noise"):
+        module = vars(import_module(f"threat_model.{name}"))
+        yield from (value for value in module.values() if isinstance(value, Switch))
+    yield from (checks_off(name) for name in names_of_checks())
+    yield from (outside_off(name) for name in OUTSIDE)
+    yield copied_process()
+
+
+def whole_call(function: Callable[..., object]) -> inspect.BoundArguments:
+    """Return the call of a function that gives every parameter."""
+    signature = inspect.signature(function)
+    kinds = [(parameter.name, parameter.kind) for parameter in signature.parameters.values()]
+    named = [name for name, kind in kinds if kind is inspect.Parameter.KEYWORD_ONLY]
+    placed = [name for name, kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return signature.bind(*placed, **dict.fromkeys(named))
+
+
+def test_every_switch_finds_what_it_replaces_and_its_stand_in_takes_the_calls() -> None:
+    """Deep tests alone throw most of them, and a name that is gone would be seen late."""
+    tried = set()
+    for switch in every_switch():
+        replacements = switch.replacements()
+        assert replacements, switch.mitigation
+        for one in replacements:
+            original = vars(one.owner)[one.attribute]
+            assert callable(original) is callable(one.value), switch.mitigation
+            if inspect.isfunction(original) and one.value is not original:
+                tried.add(one.attribute)
+                call = whole_call(original)
+                inspect.signature(one.value).bind(*call.args, **call.kwargs)
+    assert len(tried) > 20
 
 
 def test_named_checks_alone_are_off() -> None:
