@@ -88,7 +88,7 @@ class Folds:
             raise ConfigError("strategy.folds", why, hint="set fewer, or 0 for none")
         place = torch.randperm(len(rows), generator=new_generator(derive_seed(seed, site, "folds"))) % count
         splits = ((place == number, place != number) for number in range(count))
-        folds = tuple(Fold(*(Samples(rows.features[part], rows.labels[part]) for part in split)) for split in splits)
+        folds = tuple(Fold(*(rows.at(part) for part in split)) for split in splits)
         for fold in folds:
             require_steps(site, len(fold.others), trainer.settings, fewest=1)
         return cls(trainer, rows, folds, memory)

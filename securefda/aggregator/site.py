@@ -334,10 +334,7 @@ def without_share(rows: Samples, share: float, site_id: str, seed: Seed) -> tupl
         why = f"{share:g} of the {len(rows)} training rows at {site_id} leaves none to {lacks}"
         raise ConfigError("strategy.validation-share", why, hint="set another share, or 0 for none")
     order = torch.randperm(len(rows), generator=new_generator(derive_seed(seed, site_id, "validation")))
-    left, taken = (
-        Samples(rows.features[chosen], rows.labels[chosen])
-        for chosen in (order[count:].sort().values, order[:count].sort().values)
-    )
+    left, taken = (rows.at(chosen) for chosen in (order[count:].sort().values, order[:count].sort().values))
     return left, taken
 
 

@@ -308,8 +308,13 @@ def advise(
         site = _site(config, overrides, seen.append)
         with without_collections():
             from securefda.local.advising import advise as advise_on  # with torch, for which no wrong file has to wait
+            from securefda.tasks.inputs import shapes
 
-        advice = advise_on(question, site, site.budget(), seen[0].features.shape[1:], whole, say=say)
+        shape = shapes(seen[0].features)
+        if isinstance(shape, dict):
+            why = f"has rows of several tensors, {', '.join(shape)}, and rows of one stand in for them"
+            raise ConfigError("task.factory", why, hint="plan with securefda budget plan, which needs no rows")
+        advice = advise_on(question, site, site.budget(), shape, whole, say=say)
     paste = _plan_toml(advice.plan, advice.request, site, advice.strategy)
     print_result(output, advice_json(advice, site) | {"toml": paste}, advice_text(advice, site, list(paste.values())))
 

@@ -100,7 +100,8 @@ def _text(found: TaskFound) -> str:
     rows = [("site", "split", "rows", "features", "labels")]
     for site in found.sites:
         for split in site.splits:
-            shape = " x ".join(map(str, split.features)) or "1"
+            shapes = split.features if isinstance(split.features, dict) else {"": split.features}
+            shape = ", ".join(f"{name} {' x '.join(map(str, one)) or '1'}".strip() for name, one in shapes.items())
             rows.append((site.site, split.split, f"{split.rows:,}", shape, split.labels))
     lines = [
         f"{found.factory}: {found.parameters:,} parameters in {found.layers} layers",

@@ -302,7 +302,7 @@ class _Bench:
         rows[site.data.site_id] = site.data.samples
         seed = _seed(site, 0)
         section, task = _stand_in(question, site, shape, rows, TaskSettings(target, sources, seed))
-        most = max(rows_of(task, one, "train").features.shape[0] for one in rows)
+        most = max(len(rows_of(task, one, "train")) for one in rows)
         found = FederationConfig(
             federation=FederationSection(name="stand-in", target=target, sources=sources),
             task=section,

@@ -32,6 +32,7 @@ from securefda.site.policy import SourcePolicy, load_signed_policy
 from securefda.site.policy.verdict import refusals_of_moments
 from securefda.source.source_site import require_room_for
 from securefda.tasks import (
+    Inputs,
     Rows,
     Samples,
     Task,
@@ -43,6 +44,7 @@ from securefda.tasks import (
     unlabelled_target,
     with_further_rows,
 )
+from securefda.tasks.inputs import in_memory, map_tensors, named_tensors, row_count, shapes, take
 from securefda.tasks.tabular import Tabular
 from securefda.text import counted, said_of
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
@@ -81,7 +83,7 @@ class SplitFound:
 
     split: str
     rows: int
-    features: tuple[int, ...]
+    features: tuple[int, ...] | dict[str, tuple[int, ...]]
     labels: str
 
 
@@ -240,7 +242,7 @@ def _check_site(
         require_steps(site, len(train), settings, FEWEST_TARGET_STEPS if is_target else 1)
         checked.batch = _try_batch(task, model, site, train, settings)
         if settings.vary:
-            _varied(task, train.features[_places(len(train), settings.batch_size)])
+            _varied(task, in_memory(take(train.features, _places(len(train), settings.batch_size))))
         if is_target and adapts:
             every = with_further_rows(task, train)
             require_adaptable(SiteModel(task, site, every, settings, seed))
@@ -306,9 +308,9 @@ def _check_unlabelled(
             _add_split(task, found, "test", test)
         model = build_model(task, derive_seed(seed, "model"))
         settings = settings_for_model(settings, model)
-        tried = train.features[_places(len(train), settings.batch_size)]
+        tried = in_memory(take(train.features, _places(len(train), settings.batch_size)))
         _evaluated(task, model, tried)
-        found.batch = {"rows": float(len(tried))}
+        found.batch = {"rows": float(row_count(tried))}
         if adapts:
             require_adaptable(SiteModel(task, site, train, settings, seed))
         if labels is TargetLabels.PSEUDO:
@@ -333,12 +335,12 @@ def _check_unlabelled(
     return found
 
 
-def _evaluated(task: Task, model: nn.Module, features: Tensor) -> Tensor:
+def _evaluated(task: Task, model: nn.Module, features: Inputs) -> Inputs:
     with seeded_torch(0, torch.device("cpu")), torch.no_grad():
         return _outputs_of(task, model.eval(), features)
 
 
-def _try_guesses(task: Task, model: nn.Module, site: str, features: Tensor, settings: TrainingSettings) -> float:
+def _try_guesses(task: Task, model: nn.Module, site: str, features: Inputs, settings: TrainingSettings) -> float:
     """Try a backward pass on labels that the model guesses; returns the norm of the gradient.
 
     Raises:
@@ -349,24 +351,31 @@ def _try_guesses(task: Task, model: nn.Module, site: str, features: Tensor, sett
     labels, _ = predict_labels(task, outputs)
     with task_code(type(task), "row_losses"):
         losses = task.row_losses(outputs, labels)
-    if losses.shape != (len(features),):
+    if losses.shape != (len(labels),):
         name, shape = type(task).__name__, tuple(losses.shape)
-        raise TrainingError(f"task {name}: its row_losses for {len(features)} rows have the shape {shape}")
+        raise TrainingError(f"task {name}: its row_losses for {len(labels)} rows have the shape {shape}")
     return _try_batch(task, model, site, Samples(_varied(task, features), labels), settings)["gradient_norm"]
 
 
-def _varied(task: Task, features: Tensor) -> Tensor:
+def _varied(task: Task, features: Inputs) -> Inputs:
     with task_code(type(task), "varied"):
-        varied: object = task.varied(features, new_generator(0))
-    if not isinstance(varied, Tensor) or varied.shape != features.shape:
-        name, shape = type(task).__name__, tuple(features.shape)
+        varied: Inputs = task.varied(features, new_generator(0))
+    if _batch_form(varied) != _batch_form(features):
+        name, shape = type(task).__name__, _batch_form(features)
         raise TrainingError(f"task {name}: varied does not keep the shape {shape} of a batch")
     return varied
 
 
+def _batch_form(inputs: Inputs) -> object:
+    """Return the shape of a batch, by name if it has several tensors; None for what is no tensor."""
+    named = named_tensors(inputs, "").items()
+    forms = {name: tuple(tensor.shape) if isinstance(tensor, Tensor) else None for name, tensor in named}
+    return forms[""] if forms.keys() == {""} else forms
+
+
 def _add_split(task: Task, found: SiteFound, split: str, rows: Rows) -> None:
     labels = _labels_in_words(task, rows) if isinstance(rows, Samples) else "none"
-    found.splits.append(SplitFound(split, len(rows), tuple(rows.features.shape[1:]), labels))
+    found.splits.append(SplitFound(split, len(rows), shapes(rows.features), labels))
 
 
 def _labels_in_words(task: Task, rows: Samples) -> str:
@@ -421,38 +430,41 @@ def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings:
             raise TrainingError(f"task {name}: its loss cannot be differentiated", hint=hint)
         if not math.isfinite(loss.item()):
             hint = "look for a logarithm or root of 0 in loss(), or features that are far from 0"
-            raise TrainingError(f"task {name}: its loss over {len(features)} rows is {loss.item()}", hint=hint)
+            raise TrainingError(f"task {name}: its loss over {len(labels)} rows is {loss.item()}", hint=hint)
         with task_code(type(task), "the backward pass"):
             loss.backward()  # type: ignore[no-untyped-call]
         with task_code(type(task), "metrics"):
-            metrics = task.metrics(outputs.detach(), labels)
+            metrics = task.metrics(map_tensors(Tensor.detach, outputs), labels)
     accuracy = accuracy_in(metrics, task)
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     length = float(torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients])))
     if not math.isfinite(length):
-        raise TrainingError(f"task {name}: its gradient over {len(features)} rows is not finite")
-    return {"rows": float(len(features)), "loss": loss.item(), "accuracy": accuracy, "gradient_norm": length}
+        raise TrainingError(f"task {name}: its gradient over {len(labels)} rows is not finite")
+    return {"rows": float(len(labels)), "loss": loss.item(), "accuracy": accuracy, "gradient_norm": length}
 
 
-def _outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
+def _outputs_of(task: Task, model: nn.Module, features: Inputs) -> Inputs:
     """Return the outputs of a model, as it stands, for some rows.
 
     Raises:
         DataError: the model's own code fails.
         TrainingError: they are not one for each row.
     """
-    with task_code(type(task), f"the model, on {len(features)} rows of shape {tuple(features.shape[1:])},"):
-        outputs: object = model(features)
-    if isinstance(outputs, Tensor) and len(outputs) == len(features):
+    rows = row_count(features)
+    with task_code(type(task), f"the model, on {rows} rows of shape {shapes(features)},"):
+        outputs: Inputs = model(features)
+    named = named_tensors(outputs, "").values()
+    if named and all(isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == rows for tensor in named):
         return outputs
-    given = f"{tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-    raise TrainingError(f"task {type(task).__name__}: its model returned {given} for {len(features)} rows")
+    is_plain = isinstance(outputs, (Tensor, dict, tuple)) and all(isinstance(tensor, Tensor) for tensor in named)
+    given = f"{_batch_form(outputs)}" if is_plain else f"a {type(outputs).__name__}"
+    raise TrainingError(f"task {type(task).__name__}: its model returned {given} for {rows} rows")
 
 
 def _some_of(rows: Samples, count: int) -> Samples:
     """Return this many rows, evenly spread over all, since files are often sorted by label."""
     places = _places(len(rows), count)
-    return Samples(rows.features[places], rows.labels[places])
+    return Samples(in_memory(take(rows.features, places)), rows.labels[places])
 
 
 def _places(rows: int, count: int) -> Tensor:
@@ -461,10 +473,10 @@ def _places(rows: int, count: int) -> Tensor:
     return torch.arange(count) * rows // count
 
 
-def _require_known_labels(where: str, rows: Samples, outputs: Tensor) -> None:
+def _require_known_labels(where: str, rows: Samples, outputs: Inputs) -> None:
     """Check that each class number is that of an output."""
     labels = rows.labels
-    if labels.is_floating_point() or labels.ndim != 1 or outputs.ndim != 2:
+    if labels.is_floating_point() or labels.ndim != 1 or not isinstance(outputs, Tensor) or outputs.ndim != 2:
         return
     unknown = (labels < 0) | (labels >= outputs.shape[1])
     if unknown.any():
@@ -492,7 +504,7 @@ def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSe
 
 def _far_features(task: Task, rows: Rows) -> list[str]:
     """Report feature columns with rows far from the range of a scaled number."""
-    if rows.features.ndim != 2:
+    if not isinstance(rows.features, Tensor) or rows.features.ndim != 2:
         return []
     names = task.feature_names() or tuple(f"feature {place}" for place in range(1, rows.features.shape[1] + 1))
     far = (rows.features.abs() > _FAR).sum(dim=0).tolist()

@@ -35,13 +35,15 @@ from opacus.validators import ModuleValidator
 from opacus.validators.errors import UnsupportedModuleError
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, TensorDataset
 
 from securefda.errors import TrainingError
 from securefda.privacy.noise import NoiseSource, take_noise_from
 from securefda.privacy.planning import schedule_of
 from securefda.protocol.encoding import Vector
-from securefda.tasks import Samples, Task, task_code
+from securefda.tasks import Inputs, Samples, Task, task_code
+from securefda.tasks.inputs import in_memory, moved, named_tensors, take
 from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, require_steps
 from securefda.training.parameter_vectors import FlatModel
@@ -69,12 +71,16 @@ _INSTEAD = {
     "GRU": "opacus.layers.DPGRU",
     "RNN": "opacus.layers.DPRNN",
     "MultiheadAttention": "opacus.layers.DPMultiheadAttention",
+    "EmbeddingBag": "torch.nn.Embedding and a mean over its words",
 }
 """Start of a layer's class that mixes rows, or that hides its parameters from Opacus -> what to use in its place."""
 
+_HIDDEN = (nn.RNNBase, nn.EmbeddingBag)
+"""Layers of these kinds that Opacus's validator passes, though it has no gradient of each row for them."""
+
 RandomBytes = Callable[[int], bytes]
-Backward = Callable[[Tensor, Tensor], None]
-"""Gives the optimizer the clipped gradients of rows: (features (b, ...), labels (b, ...)), b >= 0."""
+Backward = Callable[[Inputs, Tensor], None]
+"""Gives the optimizer the clipped gradients of rows: (features of b rows, labels (b, ...)), b >= 0."""
 
 
 def draw_rows(samples: int, rate: float, random_bytes: Callable[[int], bytes] = os.urandom) -> NDArray[np.int64]:
@@ -201,12 +207,12 @@ def steps_of(
         TrainingError: a layer that DP-SGD cannot train.
     """
     device = next(model.parameters()).device
-    features, labels = data.features.to(device), data.labels.to(device)
+    features, labels = moved(data.features, device), data.labels.to(device)
     with optimizer_of(task, model, data, settings) as (optimizer, backward):
         take_noise_from(NoiseSource(random_bytes), optimizer, team)
 
         def step(rows: Tensor) -> None:
-            backward(features[rows], labels[rows])
+            backward(in_memory(take(features, rows), device), labels[rows])
             try:
                 optimizer.step()
             except ValueError as error:  # from the noise; no row can cause it, because their sum is bounded
@@ -231,9 +237,9 @@ def optimizer_of(
     # Ghost clipping here has one backward pass and hooks of its own: see _ghost_backward
     through, pass_of = (model, _ghost_backward) if ghost else (wrapped, _plain_backward)
 
-    def backward(features: Tensor, labels: Tensor) -> None:
+    def backward(features: Inputs, labels: Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
-        if len(features):
+        if len(labels):
             pass_of(through, optimizer, row_loss, features, labels)
         else:
             _no_gradient(optimizer.params, ghost)
@@ -257,13 +263,14 @@ def unfit(model: nn.Module, error: Exception | None) -> TrainingError:
     for name, module in model.named_modules():
         kind = type(module).__name__
         instead = next((use for start, use in _INSTEAD.items() if kind.startswith(start)), None)
-        if instead and (isinstance(module, nn.RNNBase) or ModuleValidator.validate(module, strict=False)):
-            return TrainingError(
-                f"model {type(model).__name__}: layer {name or '(the model)'} is {kind}, which DP-SGD cannot train",
-                hint=f"use {instead} instead",
-            )
+        if instead and (isinstance(module, _HIDDEN) or ModuleValidator.validate(module, strict=False)):
+            return _unfit_layer(model, name, f"is {kind}, which DP-SGD cannot train", f"use {instead} instead")
     words = " ".join(str(error).split())
     return TrainingError(f"model {type(model).__name__}: DP-SGD cannot train it", hint=f"Opacus says: {words[:300]}")
+
+
+def _unfit_layer(model: nn.Module, name: str, why: str, hint: str) -> TrainingError:
+    return TrainingError(f"model {type(model).__name__}: layer {name or '(the model)'} {why}", hint=hint)
 
 
 class _RowLoss(nn.Module):
@@ -275,7 +282,7 @@ class _RowLoss(nn.Module):
         super().__init__()
         self._task = task
 
-    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, outputs: Inputs, labels: Tensor) -> Tensor:
         losses = self._task.row_losses(outputs, labels)
         if losses.shape != labels.shape[:1]:
             shape = tuple(losses.shape)
@@ -284,13 +291,14 @@ class _RowLoss(nn.Module):
         return losses
 
 
-def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features: Tensor, labels: Tensor) -> None:
+def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features: Inputs, labels: Tensor) -> None:
     """The gradient of each row, which Opacus will clip; zeros for a row of which one is not finite."""
     row_loss(wrapped(features), labels).mean().backward()
-    for parameter in optimizer.params:
+    for name, parameter in wrapped._module.named_parameters():
         of_rows = getattr(parameter, "grad_sample", None)
-        if not isinstance(of_rows, Tensor) or len(of_rows) != len(features):
-            raise _no_gradient_of_each()
+        if parameter.requires_grad and not (isinstance(of_rows, Tensor) and len(of_rows) == len(labels)):
+            layer = wrapped._module.get_submodule(name.rpartition(".")[0])
+            raise _no_gradient_of_each(f"parameter {name}", isinstance(layer, nn.Embedding))
     sums = torch.stack([parameter.grad_sample.flatten(1).sum(1) for parameter in optimizer.params])
     unfit_rows = ~sums.isfinite().all(dim=0)  # a sum that overflows counts too: it depends on the row alone
     if unfit_rows.any():
@@ -301,7 +309,7 @@ def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features:
         parameter.grad_sample = parameter.grad_sample.to(parameter.dtype)
 
 
-def _ghost_backward(model: nn.Module, optimizer: Any, row_loss: nn.Module, features: Tensor, labels: Tensor) -> None:
+def _ghost_backward(model: nn.Module, optimizer: Any, row_loss: nn.Module, features: Inputs, labels: Tensor) -> None:
     """The sum of clipped gradients, from what went into each linear layer and from the gradient of what came out.
 
     A row's gradient of a layer is the outer product of the two, so its norm is the product of theirs, and the sum over
@@ -316,11 +324,11 @@ def _ghost_backward(model: nn.Module, optimizer: Any, row_loss: nn.Module, featu
     covered = [id(parameter) for layer, _, _ in layers for parameter in _trained(layer)]
     if sorted(covered) != sorted(map(id, optimizer.params)):
         raise _no_gradient_of_each()
-    squares = torch.zeros(len(features), dtype=torch.float64)
+    squares = torch.zeros(len(labels), dtype=torch.float64)
     for layer, inputs, outputs in layers:
         if inputs.dim() != 2 or outputs.dim() != 2:
             raise TrainingError("ghost clipping needs layers that see one vector of each row", hint=_NO_GHOST)
-        if len(outputs) != len(features):
+        if len(outputs) != len(labels):
             raise _no_gradient_of_each()
         into, out = (torch.linalg.vector_norm(part.to("cpu", torch.float64), dim=1) for part in (inputs, outputs))
         for parameter in _trained(layer):
@@ -336,7 +344,7 @@ def _ghost_backward(model: nn.Module, optimizer: Any, row_loss: nn.Module, featu
 
 
 def _through_layers(
-    model: nn.Module, row_loss: nn.Module, features: Tensor, labels: Tensor
+    model: nn.Module, row_loss: nn.Module, features: Inputs, labels: Tensor
 ) -> list[tuple[nn.Linear, Tensor, Tensor]]:
     """(layer, what went in, gradient of the rows' losses by what came out) of each pass through a linear layer."""
     passed: list[tuple[nn.Linear, Tensor, int, GradientEdge]] = []
@@ -364,8 +372,12 @@ def _through_layers(
     return passes
 
 
+def _is_trained(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
 def _trained(layer: nn.Linear) -> list[nn.Parameter]:
-    return [parameter for parameter in layer.parameters(recurse=False) if parameter.requires_grad]
+    return list(filter(_is_trained, layer.parameters(recurse=False)))
 
 
 def _take_sums(optimizer: Any) -> None:
@@ -382,20 +394,23 @@ def _no_gradient(parameters: Iterable[Any], ghost: bool) -> None:
             parameter.grad_sample = torch.zeros((1, *parameter.shape), device=parameter.device)
 
 
-def _no_gradient_of_each() -> TrainingError:
+def _no_gradient_of_each(what: str = "a layer", is_embedding: bool = False) -> TrainingError:
     """For rows whose parts would be clipped separately: such a row would move the sum by a multiple of the bound."""
-    return TrainingError(
-        "a layer has no gradient of each row, or more than one",
-        hint="use every parameter in each step, once, and keep the rows in dimension 0 of every layer",
-    )
+    hint = "use every parameter in each step, once, and keep the rows in dimension 0 of every layer"
+    if is_embedding:
+        hint = "give it numbers for each row: of positions, torch.arange(length).expand(len(rows), length)"
+    return TrainingError(f"{what} has no gradient of each row, or more than one", hint=hint)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress two warnings: Opacus's own noise is not from a CSPRNG (it is not used), and inputs need no gradient."""
+    """Suppress warnings: Opacus's own noise is not from a CSPRNG (it is not used), inputs need no gradient, and for
+    layers that it does not know it enters an autocast that does nothing.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Secure RNG turned off", category=UserWarning)
         warnings.filterwarnings("ignore", message="Full backward hook is firing", category=UserWarning)
+        warnings.filterwarnings("ignore", message="In CPU autocast", category=UserWarning)
         yield
 
 
@@ -403,7 +418,7 @@ def _made_private(
     model: nn.Module, row_loss: nn.Module, data: Samples, settings: TrainingSettings, dp: NoiseSettings
 ) -> tuple[Any, Any]:
     """Opacus' model and optimizer. Its loader and its accountant are not used: rows and epsilon come from us."""
-    loader = DataLoader(TensorDataset(data.features, data.labels), batch_size=settings.batch_size)
+    loader = DataLoader(TensorDataset(data.labels), batch_size=settings.batch_size)
     try:
         wrapped, optimizer, *_ = PrivacyEngine().make_private(
             module=model,
@@ -457,9 +472,22 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
             f"task {type(task).__name__}: it does not say that it prepares each row by itself, with public numbers",
             hint='where it does, set separate_rows = True; Fed-Heart does with task.options.scaling = "public"',
         )
-    faults = ModuleValidator.validate(model.train(), strict=False)
-    if faults or any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    for name, module in model.train().named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            hint = "build the model of torch.nn modules; securefda export writes TorchScript of the trained model"
+            raise _unfit_layer(model, name, "is TorchScript, which DP-SGD cannot train", hint)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            why = "has a padding_idx, and noise would move the vector that stays at zero there"
+            hint = "leave padding_idx out, and multiply what the layer gives by (ids != padding).unsqueeze(-1)"
+            raise _unfit_layer(model, name, why, hint)
+        if isinstance(module, _BatchNorm) and module.training and not any(map(_is_trained, module.parameters())):
+            hint = "have the model's train() put its frozen encoder back into evaluation mode, or use a GroupNorm"
+            raise _unfit_layer(model, name, "is frozen, and normalises by the batch while the model trains", hint)
+    faults = ModuleValidator.validate(model, strict=False)
+    if faults or any(isinstance(module, _HIDDEN) for module in model.modules()):
         raise unfit(model, faults[0] if faults else None)
+    if settings.dp is not None and not settings.dp.ghost_clipping:
+        _require_no_writes(task, model, data)
     first = [parameter.detach().clone() for parameter in model.parameters()]
     try:
         _try_model(task, model, data, settings)
@@ -471,20 +499,48 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
                 parameter.copy_(values)
 
 
+def _require_no_writes(task: Task, model: nn.Module, data: Samples) -> None:
+    """Refuse a model that changes in place what a layer with parameters gave: Opacus' hooks do not survive that."""
+    given: list[tuple[str, Tensor, int]] = []
+
+    def keep(name: str, _layer: nn.Module, _inputs: Any, output: object) -> None:
+        if isinstance(output, Tensor):
+            given.append((name, output, output._version))
+
+    hooks = [
+        module.register_forward_hook(partial(keep, name))
+        for name, module in model.named_modules()
+        if any(map(_is_trained, module.parameters(recurse=False)))
+    ]
+    try:
+        with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "the model"):
+            model(in_memory(take(data.features, slice(_PROBES))))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, output, version in given:
+        if output._version != version:
+            why = "gives what the model then changes in place, which DP-SGD cannot follow"
+            raise _unfit_layer(model, name, why, "write x = x + f(x) for x += f(x), and ReLU() for ReLU(inplace=True)")
+
+
 def _try_model(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
-    features, labels = data.features[:_PROBES], data.labels[:_PROBES]
-    order = list(range(len(features)))
+    features, labels = in_memory(take(data.features, slice(_PROBES))), data.labels[:_PROBES]
+    order = list(range(len(labels)))
     model.eval()  # dropout draws by position
-    alone = _outputs_of(task, model, features[:1], labels[:1], 0)
+    alone = _outputs_of(task, model, take(features, [0]), labels[:1], 0)
     for rows in (order, [*order[1:], 0], [0, *order[-1:] * 4]):  # among others, behind them, beside copies of one
-        _require_same(model, alone, _outputs_of(task, model, features[rows], labels[rows], rows.index(0)))
+        _require_same(model, alone, _outputs_of(task, model, take(features, rows), labels[rows], rows.index(0)))
     model.train()
-    moved = features[1:].flip(0) + (1 if features.is_floating_point() else 0)  # a whole number may be a word's
-    others = torch.cat([features[:1], moved]), torch.cat([labels[:1], labels[1:].flip(0)])
-    _require_same(model, _outputs_of(task, model, features, labels, 0), _outputs_of(task, model, *others, 0))
+    # Others of the site's rows, since a number of the probe's own making may be no word, or out of the model's range
+    last = len(data) - 1 if len(data) > 2 else 0
+    beside = [0, *[last] * (len(labels) - 1)]
+    others = _outputs_of(task, model, in_memory(take(data.features, torch.tensor(beside))), data.labels[beside], 0)
+    _require_same(model, _outputs_of(task, model, features, labels, 0), others)
     _require_losses_agree(task, model, data)
     for row in range(min(len(data), _PROBES)):
-        _require_own_gradient(task, model, Samples(data.features[[row]], data.labels[[row]]), settings)
+        one = torch.tensor([row])
+        _require_own_gradient(task, model, Samples(in_memory(take(data.features, one)), data.labels[one]), settings)
 
 
 def _move(model: nn.Module) -> None:
@@ -502,20 +558,21 @@ def _require_same(model: nn.Module, first: Tensor, second: Tensor) -> None:
         )
 
 
-def _outputs_of(task: Task, model: nn.Module, features: Tensor, labels: Tensor, row: int) -> Tensor:
+def _outputs_of(task: Task, model: nn.Module, features: Inputs, labels: Tensor, row: int) -> Tensor:
     with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "the model"):
         outputs = model(features)
         losses = task.row_losses(outputs, labels)
-        return torch.cat([outputs[row].flatten().float(), losses[row : row + 1].flatten().float()])
+        of_row = [*named_tensors(take(outputs, row), "").values(), losses[row]]
+        return torch.cat([tensor.flatten().float() for tensor in of_row])
 
 
 def _require_losses_agree(task: Task, model: nn.Module, data: Samples) -> None:
     """Refuse a task that overrides only one of ``loss`` and ``row_losses``: it would train on two different losses."""
-    features, labels = data.features[:_PROBES], data.labels[:_PROBES]
+    features, labels = in_memory(take(data.features, slice(_PROBES))), data.labels[:_PROBES]
     with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "row_losses"):
         outputs = model(features)
         own = task.row_losses(outputs, labels)
-        one_by_one = [task.loss(outputs[[row]], labels[[row]]) for row in range(len(features))]
+        one_by_one = [task.loss(take(outputs, [row]), labels[[row]]) for row in range(len(labels))]
     if not torch.allclose(own, torch.stack(one_by_one).to(own), rtol=1e-4, atol=1e-5, equal_nan=True):
         raise TrainingError(
             f"task {type(task).__name__}: row_losses says otherwise than loss does of each row",

@@ -12,55 +12,78 @@ import math
 import stat
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
-from securefda.errors import ConfigError, DataError
+from securefda.errors import ConfigError
+from securefda.tasks.inputs import (
+    Inputs,
+    RowsOnDisk,
+    UnfitRows,
+    map_tensors,
+    named_tensors,
+    require_rows,
+    row_count,
+    take,
+    tensors_of,
+)
 from securefda.tasks.task_code import task_code
-
-
-class UnfitRows(DataError):
-    """A task returned rows that cannot be used. The message counts them but never quotes their values."""
-
-    def __init__(self, why: str, *, hint: str = "") -> None:
-        super().__init__("task", why, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Rows of one site: ``features`` (n, ...) floating point and ``labels`` (n, ...), on the CPU, n >= 1.
+    """Rows of one site, on the CPU, n >= 1.
+
+    Attributes:
+        features: what the model takes: a tensor (n, ...), or a dict or tuple of tensors (n, ...); or ``RowsOnDisk``.
+        labels: (n, ...).
 
     Raises:
-        UnfitRows: features or labels are not a tensor, their lengths differ, there are no rows, or a value is NaN or
+        UnfitRows: features or labels are not tensors, their lengths differ, there are no rows, or a value is NaN or
             infinite.
     """
 
-    features: Tensor
+    features: Inputs
     labels: Tensor
 
     def __post_init__(self) -> None:
-        for name, tensor in (("features", self.features), ("labels", self.labels)):
-            _require_rows(tensor, name)
-        if len(self.features) != len(self.labels):
-            raise UnfitRows(f"{len(self.features)} rows of features but {len(self.labels)} labels")
-        if len(self.features) == 0:
-            raise UnfitRows("a site has no rows")
-        _require_finite(self.features, "feature")
-        _require_finite(self.labels, "label")
+        given: object = self.labels
+        if not isinstance(given, Tensor):
+            raise UnfitRows(f"labels are a {type(given).__name__}", hint="make them a torch.Tensor")
+        require_rows(self.features, "feature")
+        require_rows(self.labels, "label")
+        if len(self) != len(self.labels):
+            raise UnfitRows(f"{len(self)} rows of features but {len(self.labels)} labels")
+
+    @classmethod
+    def of(cls, source: Dataset[Any] | DataLoader[Any]) -> Samples:
+        """Return the rows of a map-style dataset, which stay on disk; all are read once for their labels.
+
+        Where a table has the labels, ``Samples(RowsOnDisk(source), labels)`` need not read the rows.
+        """
+        rows = RowsOnDisk(source)
+        return cls(rows, rows.labels())
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Features and labels."""
-        return self.features, self.labels
+    def tensors(self) -> Iterator[Tensor]:
+        """Features and labels; the former in parts if they are on disk."""
+        yield from tensors_of(self.features)
+        yield self.labels
+
+    def at(self, rows: Tensor) -> Samples:
+        """Return some of the rows, by their numbers, (b,), or by a mask, (n,)."""
+        return Samples(take(self.features, rows), self.labels[rows])
 
     def __len__(self) -> int:
-        return len(self.features)
+        return row_count(self.features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,48 +91,25 @@ class Unlabelled:
     """Training rows of a target whose labels are not known: ``features`` as in :class:`Samples`.
 
     Raises:
-        UnfitRows: the features are not a tensor, there are no rows, or a value is NaN or infinite.
+        UnfitRows: the features are not tensors, there are no rows, or a value is NaN or infinite.
     """
 
-    features: Tensor
+    features: Inputs
 
     def __post_init__(self) -> None:
-        _require_rows(self.features, "features")
-        if len(self.features) == 0:
-            raise UnfitRows("a site has no rows")
-        _require_finite(self.features, "feature")
+        require_rows(self.features, "feature")
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Features alone."""
-        return (self.features,)
+    def tensors(self) -> Iterator[Tensor]:
+        """Features alone; in parts if they are on disk."""
+        yield from tensors_of(self.features)
 
     def __len__(self) -> int:
-        return len(self.features)
+        return row_count(self.features)
 
 
 Rows = Samples | Unlabelled
 """Training rows of a target, with labels or without."""
-
-
-def _require_rows(tensor: object, name: str) -> None:
-    if not isinstance(tensor, Tensor):
-        raise UnfitRows(f"{name} are a {type(tensor).__name__}", hint="make them a torch.Tensor")
-    if tensor.ndim == 0:
-        raise UnfitRows(f"{name} are one number", hint="dimension 0 counts the rows")
-
-
-def _require_finite(tensor: Tensor, what: str) -> None:
-    unfit = ~torch.isfinite(tensor)
-    if not bool(unfit.any()):
-        return
-    rows = unfit.flatten(1) if tensor.ndim > 1 else unfit[:, None]
-    place = (
-        f", first in {what} {int(rows.any(dim=0).int().argmax()) + 1} of {rows.shape[1]}" if tensor.ndim == 2 else ""
-    )
-    why = f"a {what} is NaN or infinite in {int(rows.any(dim=1).sum())} of {len(tensor)} rows{place}"
-    first = int(rows.any(dim=1).int().argmax()) + 1
-    raise UnfitRows(why, hint=f"row {first} is the first; drop or fill such rows in the task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,44 +213,54 @@ class Task(ABC):
         """Return a new model with float32 parameters, initialised at random."""
 
     @abstractmethod
-    def train_data(self, site: str) -> Samples | Unlabelled:
+    def train_data(self, site: str) -> Samples | Unlabelled | Dataset[Any] | DataLoader[Any]:
         """Return the rows that ``site`` trains on; at the target, the few labelled ones.
+
+        Rows that do not fit in memory can be a map-style ``Dataset`` of pairs (inputs, label), or a ``DataLoader`` of
+        it, see ``RowsOnDisk``.
 
         A target without labels can return :class:`Unlabelled`. If it returns labels although the settings say that
         there are none, the framework hides them.
         """
 
     @abstractmethod
-    def test_data(self, site: str) -> Samples | None:
+    def test_data(self, site: str) -> Samples | Dataset[Any] | DataLoader[Any] | None:
         """Return the rows that ``site`` holds out; None for an unlabelled target without any labelled row."""
 
     @abstractmethod
-    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss of a batch, a scalar that can be differentiated."""
+    def loss(self, outputs: Inputs, labels: Tensor) -> Tensor:
+        """Return the mean loss of a batch, a scalar that can be differentiated.
 
-    def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        ``outputs`` are what the model returns: a tensor, or a dict or tuple of tensors, with the rows in dimension 0.
+        """
+
+    def row_losses(self, outputs: Inputs, labels: Tensor) -> Tensor:
         """Return the loss of each row by itself, (n,); :meth:`loss` returns their mean. DP-SGD uses this method.
 
         The default applies ``loss`` to each row with ``torch.func.vmap``. Override it if there is a quicker way. The
         loss of a row must not depend on any other row: DP-SGD's epsilon does not hold otherwise.
         """
-        losses: Tensor = torch.func.vmap(lambda output, label: self.loss(output[None], label[None]))(outputs, labels)
+
+        def loss_of(output: Inputs, label: Tensor) -> Tensor:
+            return self.loss(map_tensors(lambda tensor: tensor[None], output), label[None])
+
+        losses: Tensor = torch.func.vmap(loss_of)(outputs, labels)
         return losses
 
     @abstractmethod
-    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    def metrics(self, outputs: Inputs, labels: Tensor) -> dict[str, float]:
         """Return named metrics in [0, 1] over all rows given; ``accuracy`` must be among them."""
 
-    def row_accuracies(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def row_accuracies(self, outputs: Inputs, labels: Tensor) -> Tensor:
         """Return the accuracy of each row by itself, (n,); where :meth:`metrics` returns their mean, two models can be
         compared row by row.
 
         The default calls ``metrics`` with one row at a time. Override it if there is a quicker way.
         """
         rows = (slice(row, row + 1) for row in range(len(labels)))
-        return torch.tensor([float(self.metrics(outputs[row], labels[row])["accuracy"]) for row in rows])
+        return torch.tensor([float(self.metrics(take(outputs, row), labels[row])["accuracy"]) for row in rows])
 
-    def oracle_data(self) -> Samples | Unlabelled:
+    def oracle_data(self) -> Samples | Unlabelled | Dataset[Any] | DataLoader[Any]:
         """Return the rows that the oracle baseline (the upper bound) trains on: all labelled training rows of the
         target. Default: train_data.
         """
@@ -284,7 +294,7 @@ class Task(ABC):
         why = f"its labels do not fit the {outputs} outputs of the model, and the analytic rule fits one to the other"
         raise ConfigError(f"task {type(self).__name__}", why, hint="define head_targets(self, labels, outputs)")
 
-    def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - others use it
+    def guesses(self, outputs: Inputs) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - others use it
         """Return a predicted label for each row, in the form of `Samples.labels`, and its confidence, (n,) in [0, 1].
 
         A target without labels can train on the predictions of high confidence (pseudo-labels). Classification tasks
@@ -299,14 +309,14 @@ class Task(ABC):
             hint="define guesses(self, outputs) in the task; it returns labels and how sure the model is of each",
         )
 
-    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002 - others use it
+    def varied(self, features: Inputs, generator: torch.Generator) -> Inputs:  # noqa: ARG002 - others use it
         """Return an augmented batch: the rows with small random changes that leave the label true. Default: unchanged.
 
         Used with ``training.vary`` and for training on pseudo-labels. ``generator`` is on the CPU.
         """
         return features
 
-    def inputs_from(self, path: Path) -> Tensor:
+    def inputs_from(self, path: Path) -> Inputs:
         """Read rows without labels from a file or folder; return model inputs (n, ...), n >= 1, in the file's order.
 
         ``securefda predict`` calls it on the path that the user gives. A task need not define it.
@@ -325,13 +335,16 @@ class Task(ABC):
         """Return a name for each row of :meth:`inputs_from`, so that users can find it again; none by default."""
         return ()
 
-    def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
+    def predictions(self, outputs: Inputs) -> list[dict[str, str | float]]:
         """Turn the model's outputs (n, ...) into one row of named values each, for display and CSV files.
 
-        Default: the raw numbers, named ``output-1`` and so on.
+        Default: the raw numbers, named ``output-1`` and so on; of several outputs, by the name of each.
         """
-        rows: list[list[float]] = outputs.reshape(len(outputs), -1).double().tolist()
-        return [{f"output-{place}": value for place, value in enumerate(row, start=1)} for row in rows]
+        columns: dict[str, list[float]] = {}
+        for name, tensor in named_tensors(outputs, "output").items():
+            for place, column in enumerate(tensor.reshape(len(tensor), -1).double().T.tolist(), start=1):
+                columns[f"{name}-{place}"] = column
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def class_names(self) -> tuple[str, ...]:
         """Return a name for each class if labels are class numbers; none by default."""

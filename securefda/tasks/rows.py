@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Literal, overload
 
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from securefda.errors import ConfigError, DataError
-from securefda.tasks.base import Rows, Samples, Task, UnfitRows, Unlabelled
+from securefda.tasks.base import Rows, Samples, Task, Unlabelled
+from securefda.tasks.inputs import UnfitRows
 from securefda.tasks.task_code import task_code
 
 Split = Literal["train", "test", "oracle"]
@@ -69,6 +72,9 @@ def with_further_rows(task: Task, labelled: Samples) -> Unlabelled:
     if not isinstance(rows, Unlabelled):
         hint = "write: return Unlabelled(features)"
         raise DataError(where, f"unlabelled_data returned a {type(rows).__name__} and no Unlabelled", hint=hint)
+    if not (isinstance(rows.features, Tensor) and isinstance(labelled.features, Tensor)):
+        why = f"task {name} gives rows in several tensors or on disk, and adapting takes one tensor"
+        raise ConfigError("training.adapt", why, hint='set it to "none"')
     if _form(rows) != _form(labelled):
         raise DataError(where, f"a row is {_form(rows)}, and one with a label {_form(labelled)}")
     return Unlabelled(torch.cat([labelled.features, rows.features]))
@@ -90,6 +96,8 @@ def _answer(task: Task, site: str, split: Split) -> Rows | None:
                 rows = task.oracle_data()
             else:
                 rows = task.train_data(site) if split == "train" else task.test_data(site)
+            if isinstance(rows, (Dataset, DataLoader)):
+                rows = Samples.of(rows)
     except UnfitRows as error:
         raise DataError(f"{site}, {split}", error.why, hint=error.hint) from error
     if rows is None and split == "test":

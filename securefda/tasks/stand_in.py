@@ -124,7 +124,8 @@ class StandIn(Task):
 
     def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
         """Return rows that are changed in the task's way."""
-        return self._task.varied(features, generator)
+        varied: Tensor = self._task.varied(features, generator)
+        return varied
 
     def counts(self) -> dict[str, int]:
         """Return how many rows each site trains on, the target first."""

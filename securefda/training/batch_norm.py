@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Rows, Task, task_code
+from securefda.tasks.inputs import batched, in_memory
 from securefda.training.memory import PersonalMemory, statistics_key
 from securefda.training.training_settings import TrainingSettings
 
@@ -129,10 +130,9 @@ def estimate_statistics(task: Task, model: nn.Module, rows: Rows) -> None:
     if not norms:
         return
     device = next(model.parameters()).device
-    parts = torch.tensor_split(rows.features, -(-len(rows) // _MOST_ROWS))
     with torch.no_grad(), task_code(type(task), "evaluation"), _estimating(model, norms):
-        for part in parts:
-            model(part.to(device))
+        for part in batched(rows.features, _MOST_ROWS, even=True):
+            model(in_memory(part, device))
 
 
 @contextmanager

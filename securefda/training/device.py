@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from securefda.errors import ConfigError
 from securefda.machine import usable_cores
+from securefda.tasks.inputs import Inputs, in_memory, take
 from securefda.tasks.task_code import OTHER_DEVICE
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -81,7 +82,7 @@ def choose_threads(setting: int, work: Callable[[], int], env: Mapping[str, str]
     return max(1, min(work() // WORK_PER_THREAD, most))
 
 
-def multiply_adds(model: nn.Module, features: Tensor) -> int:
+def multiply_adds(model: nn.Module, features: Inputs) -> int:
     """Return the number of multiply-adds of a forward pass for one row.
 
     It counts layers with a ``weight`` of two dimensions or more, once for each position of their output, and returns at
@@ -89,7 +90,7 @@ def multiply_adds(model: nn.Module, features: Tensor) -> int:
 
     Args:
         model: the model, on the CPU; it runs once in evaluation mode, and then returns to its own mode.
-        features: rows, (n, ...); only the first passes through the model.
+        features: rows, as of ``Samples``; only the first passes through the model.
     """
     counted = 0
 
@@ -104,7 +105,7 @@ def multiply_adds(model: nn.Module, features: Tensor) -> int:
     was_training = model.training
     try:
         with torch.no_grad():
-            model.eval()(features[:1])
+            model.eval()(in_memory(take(features, slice(1))))
     finally:
         model.train(was_training)
         for hook in hooks:

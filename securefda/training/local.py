@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from securefda.errors import DataError, TrainingError
 from securefda.protocol.encoding import Vector
-from securefda.tasks import Samples, Task, task_code
+from securefda.tasks import Inputs, Samples, Task, task_code
+from securefda.tasks.inputs import batched, in_memory, joined, map_tensors, moved, named_tensors, take, with_tensors
 from securefda.text import counted
 from securefda.training.batch_norm import settings_for_model
 from securefda.training.device import choose_device
@@ -180,7 +181,7 @@ def train_local(
             loss = _Loss(
                 task,
                 flat.model,
-                data.features.to(device),
+                moved(data.features, device),
                 data.labels.to(device),
                 weights=None if row_weights is None else row_weights.to(device),
                 variations=new_generator(derive_seed(seed, "variations")) if settings.vary else None,
@@ -195,7 +196,7 @@ def train_local(
                     # Not set to None: the parameters keep their views into this one vector.
                     flat.gradient.zero_()
                     batch = (rows if team is None else team.share(rows)).to(device)
-                    mean_loss, outputs = torch.zeros((), device=device), list[tuple[Tensor, Tensor]]()
+                    mean_loss, outputs = torch.zeros((), device=device), list[tuple[Inputs, Tensor]]()
                     for part in [batch] if support is None else support.parts(batch):
                         if len(part):  # weighted by its share, each part's mean adds up to the mean over all rows
                             part_loss, of_part = loss.backward(part, len(part) / len(rows))
@@ -260,7 +261,7 @@ def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
     return evaluation_of(task, outputs_of(task, model, data.features), data.labels)
 
 
-def evaluation_of(task: Task, outputs: Tensor, labels: Tensor) -> Evaluation:
+def evaluation_of(task: Task, outputs: Inputs, labels: Tensor) -> Evaluation:
     """Return loss and metrics of a model's outputs for rows with these labels.
 
     Raises:
@@ -274,7 +275,7 @@ def evaluation_of(task: Task, outputs: Tensor, labels: Tensor) -> Evaluation:
     return Evaluation(loss, metrics, len(labels), partial(_row_accuracies, task, outputs, labels, accuracy))
 
 
-def _row_accuracies(task: Task, outputs: Tensor, labels: Tensor, accuracy: float) -> Vector | None:
+def _row_accuracies(task: Task, outputs: Inputs, labels: Tensor, accuracy: float) -> Vector | None:
     """Return the accuracy of each row if ``accuracy`` is their mean. Many figures cannot be computed of one row."""
     try:
         with torch.no_grad(), task_code(type(task), "evaluation"):
@@ -285,7 +286,7 @@ def _row_accuracies(task: Task, outputs: Tensor, labels: Tensor, accuracy: float
     return rows if is_mean and math.isclose(float(rows.mean(dtype=np.float64)), accuracy, abs_tol=1e-6) else None
 
 
-def outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
+def outputs_of(task: Task, model: nn.Module, features: Inputs) -> Inputs:
     """Return the outputs of ``model`` for ``features``. The model stays on its device; the outputs are on the CPU.
 
     Raises:
@@ -294,7 +295,7 @@ def outputs_of(task: Task, model: nn.Module, features: Tensor) -> Tensor:
     device = next(model.parameters()).device
     model.eval()
     with torch.no_grad(), task_code(type(task), "evaluation"):
-        return torch.cat([model(rows.to(device)).cpu() for rows in torch.split(features, _EVALUATION_ROWS)])
+        return joined([in_memory(model(in_memory(rows, device))) for rows in batched(features, _EVALUATION_ROWS)])
 
 
 def accuracy_in(metrics: dict[str, float], task: Task) -> float:
@@ -326,13 +327,13 @@ class _RoundRecord:
     def __init__(self, samples: int) -> None:
         self._samples = samples
         self._loss_sum, self._rows = 0.0, 0
-        self._outputs: list[tuple[Tensor, Tensor]] = []
+        self._outputs: list[tuple[Inputs, Tensor]] = []
 
     @property
     def mean_loss(self) -> float:
         return self._loss_sum / self._rows
 
-    def add(self, loss: float, rows: int, outputs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def add(self, loss: float, rows: int, outputs: Iterable[tuple[Inputs, Tensor]]) -> None:
         """Add a step: its mean loss over ``rows``, and this process's pairs of outputs and labels, if any."""
         if self._rows % self._samples == 0:
             self._outputs.clear()  # a new epoch
@@ -341,14 +342,21 @@ class _RoundRecord:
 
     def collect(self, team: Team) -> None:
         """Gather the outputs of all processes at the leader."""
-        own = {}
+        own, form = dict[str, Tensor](), None
         if self._outputs:
-            outputs, labels = zip(*self._outputs, strict=True)
-            own = {"outputs": torch.cat(outputs).cpu(), "labels": torch.cat(labels).cpu()}
-        self._outputs = [(part["outputs"], part["labels"]) for part in team.collect(own) if part]
+            form, labels = self._joined()
+            own = {f"outputs {name}": tensor for name, tensor in named_tensors(form, "").items()} | {"labels": labels}
+        names = [name for name in own if name != "labels"]  # the leader has rows in every step
+        parts = [part for part in team.collect(own) if part]
+        self._outputs = [(with_tensors(form, (part[name] for name in names)), part["labels"]) for part in parts]
+
+    def _joined(self) -> tuple[Inputs, Tensor]:
+        """Return outputs and labels of all parts, on the CPU."""
+        outputs, labels = zip(*self._outputs, strict=True)
+        return in_memory(joined(outputs)), torch.cat(labels).cpu()
 
     def accuracy(self, task: Task) -> float:
-        outputs, labels = (torch.cat(parts).cpu() for parts in zip(*self._outputs, strict=True))
+        outputs, labels = self._joined()
         return accuracy_in(task.metrics(outputs, labels), task)
 
 
@@ -367,19 +375,19 @@ class _Loss:
 
     task: Task
     model: nn.Module
-    features: Tensor
+    features: Inputs
     labels: Tensor
     weights: Tensor | None
     variations: torch.Generator | None
     auxiliary: AuxiliaryLoss | None
 
-    def backward(self, rows: Tensor, share: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def backward(self, rows: Tensor, share: float) -> tuple[Tensor, tuple[Inputs, Tensor]]:
         """Add the gradient of ``share`` times the mean loss of rows, by their numbers (b,), to the model's gradient.
 
         Returns:
             ``share`` times the loss without the auxiliary term, a scalar; and the rows' outputs and labels.
         """
-        given, labels = self.features[rows], self.labels[rows]
+        given, labels = in_memory(take(self.features, rows), rows.device), self.labels[rows]
         outputs = self.model(given if self.variations is None else self.task.varied(given, self.variations))
         if self.weights is None:
             loss = self.task.loss(outputs, labels)
@@ -389,7 +397,7 @@ class _Loss:
         if self.auxiliary is not None:
             loss = loss + self.auxiliary.added_loss(self.task, labels)
         (share * loss).backward()  # type: ignore[no-untyped-call]
-        return reported, (outputs.detach(), labels)
+        return reported, (map_tensors(Tensor.detach, outputs), labels)
 
 
 def batches(samples: int, settings: TrainingSettings, seed: Seed) -> Iterator[Tensor]:

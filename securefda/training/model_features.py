@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector, Vector64
 from securefda.rules import gap_gradient, gap_statistic
-from securefda.tasks import Task, task_code
+from securefda.tasks import Inputs, Task, task_code
+from securefda.tasks.inputs import batched, in_memory, row_count
 from securefda.training.batch_norm import normalising_by_batch
 from securefda.training.parameter_vectors import gradient_to_vector
 
@@ -113,7 +114,7 @@ def cluster_count(model: nn.Module, rows: int) -> int:
     return classes
 
 
-def extract_features(task: Task, model: nn.Module, rows: Tensor) -> Vector:
+def extract_features(task: Task, model: nn.Module, rows: Inputs) -> Vector:
     """Return the features of ``rows``, (T, ...), under ``model`` with its present parameters; float32 (T, d).
 
     Raises:
@@ -172,7 +173,7 @@ def clustering_gap(features: Vector, clusters: Clusters) -> float:
         raise TrainingError(f"the target's rows cannot be clustered: {error}") from None
 
 
-def pull_gradient(task: Task, model: nn.Module, rows: Tensor, pull: Vector) -> Vector:
+def pull_gradient(task: Task, model: nn.Module, rows: Inputs, pull: Vector) -> Vector:
     """Return the gradient of (1/T) sum_t <pull_t, features_t> with respect to the federated parameters, float32 (m,).
 
     Args:
@@ -185,11 +186,11 @@ def pull_gradient(task: Task, model: nn.Module, rows: Tensor, pull: Vector) -> V
         TrainingError: the gradient holds NaN or infinity.
     """
     model.eval()
-    direction = torch.from_numpy(pull.astype(np.float32)) / len(rows)
+    direction = torch.from_numpy(pull.astype(np.float32)) / row_count(rows)
     return _feature_gradient(task, model, rows, direction, "what the sources' pull comes to")
 
 
-def clustering_gap_gradient(task: Task, model: nn.Module, rows: Tensor, features: Vector, clusters: Clusters) -> Vector:
+def clustering_gap_gradient(task: Task, model: nn.Module, rows: Inputs, features: Vector, clusters: Clusters) -> Vector:
     """Return the gradient of the gap statistic with respect to the federated parameters, float32 (m,).
 
     The statistics of BatchNorm layers move with the parameters, since a site evaluates a model with moments of its own
@@ -212,7 +213,7 @@ def clustering_gap_gradient(task: Task, model: nn.Module, rows: Tensor, features
         return _feature_gradient(task, model, rows, direction, "the gradient of the gap")
 
 
-def _feature_gradient(task: Task, model: nn.Module, rows: Tensor, direction: Tensor, what: str) -> Vector:
+def _feature_gradient(task: Task, model: nn.Module, rows: Inputs, direction: Tensor, what: str) -> Vector:
     """Return the gradient of <direction, features>, both (T, d), float32 (m,); ``what`` names it in the error."""
     model.zero_grad(set_to_none=True)
     start = 0
@@ -232,14 +233,14 @@ def cluster_means(features: Vector, clusters: Clusters, count: int) -> Vector:
     return centres
 
 
-def _feature_batches(task: Task, model: nn.Module, rows: Tensor) -> Iterator[Tensor]:
+def _feature_batches(task: Task, model: nn.Module, rows: Inputs) -> Iterator[Tensor]:
     """Yield the features of the rows batch by batch, (T_i, d), with their graph if gradients are enabled."""
     layer, device = last_linear(model), next(model.parameters()).device
     with _captured_inputs(layer) as taken, task_code(type(task), "a forward pass"):
-        for some in torch.tensor_split(rows, -(-len(rows) // _ROWS)):
+        for some in batched(rows, _ROWS, even=True):
             taken.clear()
-            model(some.to(device))
-            if len(taken) != 1 or len(taken[0]) != len(some):
+            model(in_memory(some, device))
+            if len(taken) != 1 or len(taken[0]) != row_count(some):
                 raise TrainingError("the model's last linear layer does not take each row once")
             yield taken[0].flatten(1)
 

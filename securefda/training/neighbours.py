@@ -50,6 +50,8 @@ class KnnModel(nn.Module):
         super().__init__()
         self.model = model
         self._settings = settings
+        if not isinstance(known.features, Tensor):
+            raise TrainingError("the labels of nearest rows need rows of one tensor in memory", hint=_HINT)
         outputs, self._known = _last_layer_pass(model, known.features)
         self._probabilities = _label_probabilities(known.labels, outputs)
 

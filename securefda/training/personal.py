@@ -19,7 +19,8 @@ from torch import Tensor, from_numpy, nn
 
 from securefda.errors import ConfigError, TrainingError
 from securefda.protocol.encoding import Vector
-from securefda.tasks import Samples, Task, task_code
+from securefda.tasks import Inputs, Samples, Task, task_code
+from securefda.tasks.inputs import in_memory, moved, take
 from securefda.training.batch_norm import estimate_statistics, settings_for_model
 from securefda.training.device import choose_device
 from securefda.training.local import (
@@ -390,7 +391,7 @@ class _ApflRound:
         self._vary, self._chance = settings.vary, chance
         self._flat = FlatModel(trainer.model, received, self.device)
         self._model: nn.Module = self._flat.model.train()
-        self._features, self._labels = trainer.data.features.to(self.device), trainer.data.labels.to(self.device)
+        self._features, self._labels = moved(trainer.data.features, self.device), trainer.data.labels.to(self.device)
         self._common = self._flat.values.clone()
         self._common_optimizer, self._own_optimizer = (
             new_optimizer(len(received), settings, self.device) for _ in range(2)
@@ -401,7 +402,7 @@ class _ApflRound:
     def take(self, batch: Tensor, *, adapt: bool) -> None:
         """Move v and w by their gradients on a batch; the first step also moves alpha if ``adapt``."""
         alpha, rows = self.alpha, batch.to(self.device)
-        features, labels = self._features[rows], self._labels[rows]
+        features, labels = in_memory(take(self._features, rows), self.device), self._labels[rows]
         if self._vary:
             features = self._task.varied(features, self._chance)
         common_gradient = self._gradient(self._common, features, labels)
@@ -413,7 +414,7 @@ class _ApflRound:
         self._common_optimizer.step(self._common, common_gradient)
         self._own_optimizer.step(self.own, mixture_gradient.mul_(alpha))
 
-    def _gradient(self, at: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    def _gradient(self, at: Tensor, features: Inputs, labels: Tensor) -> Tensor:
         self._flat.values.copy_(at)
         self._flat.gradient.zero_()
         self._task.loss(self._model(features), labels).backward()  # type: ignore[no-untyped-call]

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
-from securefda.tasks import Samples, Task, Unlabelled, task_code
+from securefda.tasks import Inputs, Samples, Task, Unlabelled, task_code
+from securefda.tasks.inputs import row_count, take
 from securefda.training.alignment import FeatureAlignment
 from securefda.training.local import LocalResult, outputs_of, train_local
 from securefda.training.memory import PersonalMemory
@@ -71,7 +72,9 @@ class PseudoTrainer(SiteTrainer):
     ) -> None:
         super().__init__(task, site, rows, settings, seed, secret=secret, before_round=before_round, memory=memory)
         self._pseudo = pseudo
-        predict_labels(task, outputs_of(task, self.module, rows.features[:_TRIED_ROWS]))  # now, not after the warm-up
+        predict_labels(
+            task, outputs_of(task, self.module, take(rows.features, slice(_TRIED_ROWS)))
+        )  # now, not after the warm-up
 
     def train(
         self,
@@ -96,9 +99,9 @@ class PseudoTrainer(SiteTrainer):
         labels, confidence = predict_labels(self.task, outputs_of(self.task, self.module, features))
         counts = confidence >= self._pseudo.threshold  # NaN does not count
         confident = int(counts.sum())
-        if confident < max(1, self._pseudo.share * len(features)):
+        if confident < max(1, self._pseudo.share * len(self.rows)):
             still, rate = np.zeros_like(received), settings.learning_rate
-            return LocalResult(still, 0, len(features), None, None, rate, confident=confident)
+            return LocalResult(still, 0, len(self.rows), None, None, rate, confident=confident)
         self.prepare_to_train(run_id, round_number)
         result = train_local(
             self.task,
@@ -129,7 +132,7 @@ def balanced_row_weights(labels: Tensor, counts: Tensor) -> Tensor:
     return weights
 
 
-def predict_labels(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def predict_labels(task: Task, outputs: Inputs) -> tuple[Tensor, Tensor]:
     """Return the labels that outputs predict, (n, ...), and the confidence in each, (n,), in [0, 1].
 
     Raises:
@@ -139,10 +142,11 @@ def predict_labels(task: Task, outputs: Tensor) -> tuple[Tensor, Tensor]:
     """
     with task_code(type(task), "guesses"):
         labels, confidence = task.guesses(outputs)
-    if len(labels) != len(outputs) or confidence.shape != (len(outputs),):
+    rows = row_count(outputs)
+    if len(labels) != rows or confidence.shape != (rows,):
         shapes = f"{tuple(labels.shape)} and {tuple(confidence.shape)}"
         raise TrainingError(
-            f"task {type(task).__name__}: its guesses for {len(outputs)} rows have the shapes {shapes}",
+            f"task {type(task).__name__}: its guesses for {rows} rows have the shapes {shapes}",
             hint="guesses returns a label for each row, in the form of Samples.labels, and one number in [0, 1]",
         )
     return labels, confidence

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector, Vector64
+from securefda.tasks.inputs import Inputs, row_count, take
 from securefda.training.alignment import AlignmentRule, require_alignable
 from securefda.training.model_features import (
     ClusterGap,
@@ -93,14 +93,14 @@ class SiteFeatures:
         site.prepare_to_evaluate(vector)
         return pull_gradient(site.task, site.module, self._released_rows(round_number, run_id, rows), pull)
 
-    def _released_rows(self, round_number: int, run_id: str, rows: int) -> Tensor:
+    def _released_rows(self, round_number: int, run_id: str, rows: int) -> Inputs:
         draws = new_generator(self._site.round_seed(run_id, round_number, "released features"))
         return self._drawn(draws, rows)
 
-    def _drawn(self, draws: torch.Generator, rows: int) -> Tensor:
+    def _drawn(self, draws: torch.Generator, rows: int) -> Inputs:
         """Return at most ``rows`` rows at random, in their order, (T, ...)."""
         chosen = torch.randperm(self._site.samples, generator=draws)[:rows].sort().values
-        return self._site.rows.features[chosen]
+        return take(self._site.rows.features, chosen)
 
     def require_clusters(self, rows: int) -> None:
         """Check that :meth:`cluster_gap` can cluster the features of at most ``rows`` rows.
@@ -128,7 +128,7 @@ class SiteFeatures:
         draws = new_generator(site.round_seed(run_id, round_number, "clusters"))
         drawn, first = self._drawn(draws, rows), int(torch.randint(2**31, (1,), generator=draws))
         site.prepare_to_evaluate(vector)
-        count = cluster_count(site.module, len(drawn))
+        count = cluster_count(site.module, row_count(drawn))
         features = extract_features(site.task, site.module, drawn)
         clusters = cluster_features(features, count, first)
         gap = clustering_gap(features, clusters)

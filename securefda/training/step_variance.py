@@ -75,7 +75,7 @@ def cross_fitted_variance(
     half = halved_settings(settings)
     steps = []
     for number, rows in enumerate((order[: len(data) // 2].sort().values, order[len(data) // 2 :].sort().values)):
-        part, own = Samples(data.features[rows], data.labels[rows]), derive_seed(seed, "half", number)
+        part, own = data.at(rows), derive_seed(seed, "half", number)
         result = train_local(task, model, received, part, settings=half, seed=own, site=site)
         steps.append(result.update / result.steps)
     return halves_variance(*steps)

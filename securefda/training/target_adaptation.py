@@ -108,6 +108,8 @@ def require_adaptable(site: SiteModel) -> None:
         return ConfigError("training.adapt", f"task {type(task).__name__} {why}", hint=hint)
 
     plain = 'set it to "none"'
+    if not isinstance(rows, Tensor):
+        raise refuse("gives rows in several tensors or on disk, and adapting takes one tensor", plain)
     try:
         head = last_linear(site.module)
     except TrainingError:
@@ -259,4 +261,5 @@ def _entropy(probabilities: Tensor) -> Tensor:
 
 def _varied(task: Task, rows: Tensor, generator: torch.Generator) -> Tensor:
     with torch.no_grad(), task_code(type(task), "varied"):
-        return task.varied(rows, generator)
+        varied: Tensor = task.varied(rows, generator)
+        return varied

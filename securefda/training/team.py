@@ -198,7 +198,7 @@ class Team:
             TrainingError: they have not.
         """
         digest = sha256()
-        for part in (data.features, data.labels):
+        for part in data.tensors:
             digest.update(f"{part.dtype} {tuple(part.shape)} ".encode())
             digest.update(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         with self._reaching():

@@ -359,6 +359,54 @@ def test_with_noise_rows_that_mix_are_refused(folder: Path, capsys: pytest.Captu
     assert "depends on the rows beside it" in capsys.readouterr().err
 
 
+SEVERAL = """
+from torch.utils.data import DataLoader, Dataset
+
+class Several(Own):
+    def model(self):
+        return Both()
+    def train_data(self, site):
+        rows = super().train_data(site)
+        several = Samples({"age": rows.features[:, :1], "blood": rows.features[:, 1:]}, rows.labels)
+        return DataLoader(OnDisk(several), num_workers=2) if site == "north" else several
+
+class OnDisk(Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, row):
+        return {name: column[row] for name, column in self.rows.features.items()}, self.rows.labels[row]
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+    def forward(self, rows):
+        return self.layer(torch.cat([rows["age"], rows["blood"]], dim=1))
+
+class Scripted(Own):
+    def model(self):
+        return torch.jit.script(super().model())
+"""
+
+
+@pytest.mark.parametrize("noise", ["0", "1"])
+def test_rows_of_several_tensors_and_of_a_loader_pass(
+    folder: Path, capsys: pytest.CaptureFixture[str], noise: str
+) -> None:
+    file = own(folder, SEVERAL, "Several")
+    assert main(["task", "check", file, "--set", f"training.source.dp.noise-multiplier={noise}"]) == 0
+    assert re.search(r"north +train +20 +age 1, blood 1 ", capsys.readouterr().out)
+
+
+def test_torchscript_is_refused_where_noise_would_refuse_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = own(folder, SEVERAL, "Scripted")
+    assert main(["task", "check", file]) == 0
+    assert main(["task", "check", file, "--set", "training.source.dp.noise-multiplier=1"]) == 4
+    assert "layer (the model) is TorchScript" in capsys.readouterr().err
+
+
 def test_too_few_rows_for_a_round_of_the_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["task", "check", own(folder), "--set", "training.target.batch-size=20"]) == 4
     assert "clinic: 20 rows in batches of 20 for 1 epoch make 1 step in" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from torch import nn
 
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Samples, Task, task_code
+from securefda.tasks.inputs import in_memory, take
 from securefda.training.alignment.loss import MOST_OWN_ROWS, AlignmentLoss, AlignmentRule, FeatureAlignment
 from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, train_local
@@ -52,9 +53,11 @@ def train_aligned(
     """
     device = choose_device(settings.device)
     vector_to_model(received, model.to(device))
-    spread = float(extract_features(task, model, data.features[:MOST_OWN_ROWS].to(device)).std(axis=0).mean())
+    spread = float(extract_features(task, model, take(data.features, slice(MOST_OWN_ROWS))).std(axis=0).mean())
     with seeded_torch(first, device), task_code(type(task), "a forward pass"):
-        loss = AlignmentLoss(aligned, model, settings.align, data.features[:2].to(device), own_spread=spread)
+        loss = AlignmentLoss(
+            aligned, model, settings.align, in_memory(take(data.features, slice(2)), device), own_spread=spread
+        )
     if kept is not None:
         loss.restore(kept)
     result = train_local(
@@ -72,5 +75,5 @@ def train_aligned(
     own = None
     if aligned.kind is AlignmentRule.F_DAN:
         chosen = torch.randperm(len(data), generator=new_generator(derive_seed(seed, "pull")))[:MOST_OWN_ROWS]
-        own = torch.from_numpy(extract_features(task, model, data.features[chosen]))
+        own = torch.from_numpy(extract_features(task, model, take(data.features, chosen)))
     return replace(result, pull=loss.pull(own)), loss.to_bytes()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from securefda.errors import TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Disentangled, Task
+from securefda.tasks.inputs import Inputs
 from securefda.text import counted
 from securefda.training.alignment.adversarial import (
     identification_loss,
@@ -108,14 +109,15 @@ class AlignmentLoss:
         aligned: FeatureAlignment,
         model: nn.Module,
         settings: AlignmentSettings,
-        sample: Tensor,
+        sample: Inputs,
         *,
         own_spread: float,
     ) -> None:
         require_alignable(aligned.kind, model)
         width = feature_width(model)
         self._kind, self._settings, self._model = aligned.kind, settings, model
-        received = _checked_features(aligned.features, width).to(sample.device)
+        device = next(model.parameters()).device
+        received = _checked_features(aligned.features, width).to(device)
         spread, self._mean = torch.std_mean(received, dim=0, correction=0)
         overall = spread.square().mean().sqrt()
         if not overall > 0:
@@ -138,9 +140,9 @@ class AlignmentLoss:
             self.modules["parts"] = Reconstructor(width, specific, extracted.shape[1])
         self._flat: FlatModel | None = None
         if self.modules:
-            self._flat = FlatModel(self.modules, model_to_vector(self.modules), sample.device)
+            self._flat = FlatModel(self.modules, model_to_vector(self.modules), device)
             rate = TrainingSettings(optimizer="adam", learning_rate=settings.private_learning_rate)
-            self._optimizer = new_optimizer(len(self._flat.values), rate, sample.device)
+            self._optimizer = new_optimizer(len(self._flat.values), rate, device)
         self._features: list[Tensor] = []
         self._extracted: list[Tensor] = []
 

@@ -1,0 +1,277 @@
+"""The kinds of models that people bring: each trains, with noise and without, or is refused by the layer's name.
+
+Each refusal's hint is followed in a model beside it, which trains. Numbers in comments are of issues of Opacus, where
+users met the same kind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from opacus.layers import DPMultiheadAttention
+from torch import Tensor, nn
+from training_private import ROWS, SGD, train
+from training_tasks import SETTINGS, Line
+
+from securefda.errors import TrainingError
+from securefda.privacy.private_training import require_separate_rows
+from securefda.tasks import Inputs, Samples, Task
+from securefda.training import build_model, model_to_vector, train_local
+
+WORDS, LENGTH, WIDTH = 7, 3, 4
+
+
+class Kind(Line):
+    """A model and the rows that it takes; labels are one number each."""
+
+    def __init__(self, network: Callable[[], nn.Module], features: Inputs) -> None:
+        super().__init__(None, SETTINGS)
+        self.made, self.features = network, features
+
+    def model(self) -> nn.Module:
+        return self.made()
+
+    def train_data(self, site: str) -> Samples:
+        return Samples(self.features, torch.linspace(-1, 1, ROWS).reshape(ROWS, 1))
+
+
+class Sentence(nn.Module):
+    """Ids of words, (n, LENGTH), to a vector for each, to one number."""
+
+    def __init__(self, *, padding: int | None = None, positions: str = "", tied: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=padding)
+        self.places = nn.Embedding(LENGTH, WIDTH) if positions else None
+        self.positions, self.between = positions, nn.Linear(WIDTH, WORDS, bias=False) if tied else None
+        if self.between is not None:
+            self.between.weight = self.words.weight
+        self.head = nn.Linear(WORDS if tied else WIDTH, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        seen = self.words(ids.long())
+        if self.places is not None:
+            at = torch.arange(LENGTH)
+            seen = seen + self.places(at if self.positions == "shared" else at.expand(len(ids), LENGTH))
+        seen = self.mixed(ids, seen).mean(dim=1)
+        outputs: Tensor = self.head(seen if self.between is None else self.between(seen))
+        return outputs
+
+    def mixed(self, _ids: Tensor, seen: Tensor) -> Tensor:
+        return seen
+
+
+class Masked(Sentence):
+    def mixed(self, ids: Tensor, seen: Tensor) -> Tensor:
+        return seen * (ids != 0).unsqueeze(-1)
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.EmbeddingBag(WORDS, WIDTH), nn.Linear(WIDTH, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.words(ids))
+        return outputs
+
+
+class Attending(Sentence):
+    """A transformer's encoder layer; ``fit`` has the attention that Opacus knows."""
+
+    def __init__(self, *, fit: bool) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 1, 8, batch_first=True)
+        if fit:
+            self.encoder.self_attn = DPMultiheadAttention(WIDTH, 1, batch_first=True)
+
+    def mixed(self, _ids: Tensor, seen: Tensor) -> Tensor:
+        outputs: Tensor = self.encoder(seen)
+        return outputs
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.memory, self.head = layer(1, WIDTH, batch_first=True), nn.Linear(WIDTH, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.memory(rows.unsqueeze(-1))[0][:, -1])
+        return outputs
+
+
+class Residual(nn.Module):
+    """What a layer gives, plus more; added in place or not."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.first, self.more, self.head, self.in_place = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1), in_place
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.first(rows)
+        more = torch.tanh(self.more(rows))
+        if self.in_place:
+            hidden += more
+        else:
+            hidden = hidden + more
+        outputs: Tensor = self.head(hidden)
+        return outputs
+
+
+class Frozen(nn.Module):
+    """An encoder that stays as it is; ``steady`` keeps it in evaluation mode."""
+
+    def __init__(self, *, steady: bool, norm: bool = True) -> None:
+        super().__init__()
+        layers = [nn.Linear(3, WIDTH), *([nn.BatchNorm1d(WIDTH)] if norm else []), nn.Tanh()]
+        self.encoder, self.head, self.steady = nn.Sequential(*layers).requires_grad_(False), nn.Linear(WIDTH, 1), steady
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        if self.steady:
+            self.encoder.eval()
+        return self
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.encoder(rows))
+        return outputs
+
+
+class TwoHeads(nn.Module):
+    """An image and a table in, two numbers out, each by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.table = convolutions(nn.Identity), nn.Linear(3, 1)
+
+    def forward(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"risk": self.image(rows["image"]), "stay": self.table(rows["table"])}
+
+
+class TwoLabels(Kind):
+    def loss(self, outputs: dict[str, Tensor], labels: Tensor) -> Tensor:
+        return super().loss(outputs["risk"], labels) + super().loss(outputs["stay"], -labels)
+
+    def metrics(self, outputs: dict[str, Tensor], labels: Tensor) -> dict[str, float]:
+        return super().metrics(outputs["risk"], labels)
+
+
+def network(*, between: Callable[[], nn.Module] = nn.Tanh) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, WIDTH), between(), nn.Linear(WIDTH, 1))
+
+
+def convolutions(norm: Callable[[], nn.Module]) -> nn.Module:
+    layers = (nn.Conv2d(1, WIDTH, 3), norm(), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 1))
+    return nn.Sequential(*layers)
+
+
+def biases_alone() -> nn.Module:
+    model = network()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    return model
+
+
+TABLE = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(5))
+IMAGES = torch.randn(ROWS, 1, 5, 5, generator=torch.Generator().manual_seed(5))
+IDS = torch.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % WORDS
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A kind of model; where noise cannot train it, parts of the message and of the hint."""
+
+    task: Task
+    refused: str = ""
+    instead: str = ""
+
+
+KINDS = {
+    "linear": Expected(Kind(lambda: nn.Linear(3, 1), TABLE)),
+    "mlp": Expected(Kind(network, TABLE)),
+    "cnn": Expected(Kind(lambda: convolutions(nn.Identity), IMAGES)),
+    "batch norm": Expected(
+        Kind(lambda: convolutions(lambda: nn.BatchNorm2d(WIDTH)), IMAGES), "layer 1 is BatchNorm2d", "GroupNorm"
+    ),
+    "group norm": Expected(Kind(lambda: convolutions(lambda: nn.GroupNorm(2, WIDTH)), IMAGES)),
+    "residual in place": Expected(
+        Kind(lambda: Residual(in_place=True), TABLE), "layer first gives what the model then changes", "x = x + f(x)"
+    ),
+    "residual": Expected(Kind(lambda: Residual(in_place=False), TABLE)),
+    "relu in place": Expected(
+        Kind(lambda: network(between=lambda: nn.ReLU(inplace=True)), TABLE), "layer 0 gives what", "ReLU() for ReLU"
+    ),
+    "embedding": Expected(Kind(Sentence, IDS)),
+    "embedding bag": Expected(Kind(Bag, IDS), "layer words is EmbeddingBag", "torch.nn.Embedding and a mean"),
+    # 618
+    "embedding of floats": Expected(Kind(Sentence, IDS.float())),
+    "padding": Expected(Kind(lambda: Sentence(padding=0), IDS), "layer words has a padding_idx", "(ids != padding)"),
+    "padding by a mask": Expected(Kind(Masked, IDS)),
+    "positions": Expected(
+        Kind(lambda: Sentence(positions="shared"), IDS), "parameter places.weight has no gradient of each", ".expand("
+    ),
+    "positions of each row": Expected(Kind(lambda: Sentence(positions="own"), IDS)),
+    # 123, 596
+    "attention": Expected(
+        Kind(lambda: Attending(fit=False), IDS), "layer encoder.self_attn is Multi", "opacus.layers.DPMultiheadAtt"
+    ),
+    "attention of opacus": Expected(Kind(lambda: Attending(fit=True), IDS)),
+    # 205, 717, 783
+    "gru": Expected(Kind(lambda: Recurrent(nn.GRU), TABLE), "layer memory is GRU", "opacus.layers.DPGRU"),
+    "lstm": Expected(Kind(lambda: Recurrent(nn.LSTM), TABLE), "layer memory is LSTM", "opacus.layers.DPLSTM"),
+    # 412, 413
+    "tied weights": Expected(Kind(lambda: Sentence(tied=True), IDS)),
+    "frozen encoder": Expected(Kind(lambda: Frozen(steady=False, norm=False), TABLE)),
+    "frozen encoder with a norm": Expected(
+        Kind(lambda: Frozen(steady=False), TABLE), "layer encoder.1 is frozen, and normalises", "evaluation mode"
+    ),
+    "frozen encoder that stays in evaluation mode": Expected(Kind(lambda: Frozen(steady=True), TABLE)),
+    "two inputs and two outputs": Expected(TwoLabels(TwoHeads, {"image": IMAGES, "table": TABLE})),
+    # 542
+    "biases alone": Expected(Kind(biases_alone, TABLE)),
+    "torchscript": Expected(
+        Kind(lambda: torch.jit.script(network()), TABLE), "layer (the model) is TorchScript", "torch.nn modules"
+    ),
+}
+
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+@each_kind
+def test_a_kind_of_model_trains_without_noise(kind: Expected) -> None:
+    model = build_model(kind.task, 0)
+    first, rows = model_to_vector(model), kind.task.train_data("source-1")
+    trained = train_local(kind.task, model, first, rows, settings=replace(SGD, dp=None), seed=1, site="source-1")
+    assert trained.steps == 8
+    assert trained.update.any()
+
+
+@each_kind
+def test_a_kind_of_model_trains_with_noise_or_is_refused_by_its_layer(kind: Expected) -> None:
+    model, rows = build_model(kind.task, 0), kind.task.train_data("source-1")
+    if kind.refused:
+        with pytest.raises(TrainingError) as refusal:
+            require_separate_rows(kind.task, model, rows, SGD)
+        assert kind.refused in str(refusal.value)
+        assert kind.instead in refusal.value.hint
+        return
+    require_separate_rows(kind.task, model, rows, SGD)
+    trained = train(kind.task, data=rows)
+    assert trained.steps == 8
+    assert np.count_nonzero(trained.update) == len(trained.update)  # noise moves every parameter
+
+
+def test_steps_without_rows_are_noise_alone() -> None:
+    """Poisson sampling can draw no row in a step; here it does in each. Issues 161, 522."""
+    kind = KINDS["embedding"].task
+
+    def none_drawn(count: int) -> bytes:
+        return b"\xff" * count if count == 8 * ROWS else os.urandom(count)
+
+    trained = train(kind, data=kind.train_data("source-1"), random_bytes=none_drawn)
+    assert trained.steps == 8
+    assert np.count_nonzero(trained.update) == len(trained.update)
