@@ -313,7 +313,8 @@ def trainer_at(
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account, team=team)
     training_ahead = trainer.event("the-next", 1, 0) if set(rules) != {Rule.ANALYTIC} else None
     moments_ahead = trainer.release_of_moments("the-next", 1, 0, 1.0) if Rule.ANALYTIC in rules else None
-    return trainer, tuple(account.require_ahead(training_ahead, moments_ahead))
+    lines = account.require_ahead(training_ahead, moments_ahead)
+    return trainer, (*lines, *(trainer.cost_lines() if training_ahead is not None and team is None else ()))
 
 
 LEDGERS_OF_A_FOLDER = (

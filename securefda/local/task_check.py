@@ -250,7 +250,7 @@ def _check_site(
                 f"{counted(len(every) - len(train), 'further row')} without labels, for training.adapt"
             )
         if settings.dp is not None:
-            _try_noise(task, model, train, settings)
+            checked.notes += _try_noise(task, model, train, settings)
         elif policy is not None and Rule.ANALYTIC in policy.allowed_rules and rule in (None, Rule.ANALYTIC):
             _compare_moments(SiteModel(task, site, train, settings, seed), policy, checked, planned=rule is not None)
     except SecureFdaError as error:
@@ -484,22 +484,16 @@ def _require_known_labels(where: str, rows: Samples, outputs: Inputs) -> None:
         raise DataError(where, why, hint="class numbers begin at 0")
 
 
-def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSettings) -> None:
-    """Try the gradient of each row of a batch, as DP-SGD takes them; no step, and nothing is charged.
+def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSettings) -> list[str]:
+    """Try a step of DP-SGD on a batch; nothing is charged. Return what a round costs, if that is much.
 
     Raises:
         TrainingError: DP-SGD cannot train this task.
     """
-    from securefda.privacy.private_training import optimizer_of, require_separate_rows  # with Opacus
+    from securefda.privacy.private_training import cost_of, require_separate_rows  # with Opacus
 
     require_separate_rows(task, model, rows, settings)
-    batch = _some_of(rows, settings.batch_size)
-    with (
-        seeded_torch(0, torch.device("cpu")),
-        optimizer_of(task, model, batch, settings) as (_, backward),
-        task_code(type(task), "the gradients of single rows"),
-    ):
-        backward(batch.features, batch.labels)
+    return cost_of(task, model, rows, settings).words()
 
 
 def _far_features(task: Task, rows: Rows) -> list[str]:

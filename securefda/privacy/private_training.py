@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,12 +39,13 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, TensorDataset
 
-from securefda.errors import TrainingError
+from securefda.errors import DataError, TrainingError
 from securefda.privacy.noise import NoiseSource, take_noise_from
 from securefda.privacy.planning import schedule_of
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Inputs, Samples, Task, task_code
 from securefda.tasks.inputs import in_memory, moved, named_tensors, take
+from securefda.text import counted, duration, human_bytes
 from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, require_steps
 from securefda.training.parameter_vectors import FlatModel
@@ -61,6 +63,11 @@ _SHORTEST_PROBE = 1e-3
 
 _MOVE = 0.1
 """Standard deviation of what is added to each parameter for a second trial: a first model may have zeros in it."""
+
+_LONG_STEP_S = 0.5
+_LONG_ROUND_S = 10.0
+_MUCH_MEMORY = 2**30
+"""From which on an operator is told what a round costs: seconds of a step and of a round, bytes of gradients."""
 
 _HINT = "look at the site's data, or lower training.learning-rate"
 _NO_GHOST = "set training.dp.ghost-clipping = false"
@@ -187,6 +194,85 @@ def train_private(
     if settings.dp.correct_projection:
         variance = settings.noise_variance(len(data), schedule.sampling_rate, taken)
     return LocalResult(update, taken, len(data), None, None, settings.learning_rate, noise_variance=variance)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCost:
+    """What a round of training with noise costs at a site, by one timed step.
+
+    Attributes:
+        steps: of the round.
+        step_seconds: of one step on as many rows as are expected, with its noise.
+        gradient_bytes: memory for the gradient of each of these rows; 0 with ghost clipping.
+        ghost: the same with ghost clipping, where a step takes long, and it is faster and fits the model.
+    """
+
+    steps: int
+    step_seconds: float
+    gradient_bytes: int
+    ghost: RoundCost | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of the round."""
+        return self.steps * self.step_seconds
+
+    def words(self) -> list[str]:
+        """Return a line for the operator if the round is long or takes much memory; else none."""
+        if self.seconds < _LONG_ROUND_S and self.gradient_bytes < _MUCH_MEMORY:
+            return []
+        memory = f" and {human_bytes(self.gradient_bytes)} for gradients of rows" if self.gradient_bytes else ""
+        line = (
+            f"a round of training with noise takes about {duration(self.seconds)} here "
+            f"({counted(self.steps, 'step')} of {self.step_seconds:.2g} s){memory}"
+        )
+        if self.ghost is not None:
+            line += (
+                f"; with training.dp.ghost-clipping = true about {duration(self.ghost.seconds)} and none of that "
+                "memory, but rows are scaled down by up to twice as much"
+            )
+        return [line]
+
+
+def cost_of(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> RoundCost:
+    """Estimate what a round costs, by one step whose result is thrown away; nothing is charged, for nothing leaves.
+
+    Args are those of :func:`require_separate_rows`, which must have passed.
+
+    Raises:
+        DataError: the task's own code, or torch on its behalf, fails.
+        TrainingError: the model cannot be trained by these settings.
+    """
+    if settings.dp is None:
+        raise ValueError("no dp")
+    rows = torch.arange(min(settings.batch_size, len(data)))
+    batch, device = Samples(in_memory(take(data.features, rows)), data.labels[rows]), choose_device(settings.device)
+    first = [parameter.detach().clone() for parameter in model.parameters()]
+    try:
+        with (
+            seeded_torch(0, device),
+            task_code(type(task), "training"),
+            steps_of(task, model.to(device).train(), batch, settings, os.urandom) as step,
+        ):
+            begun = time.perf_counter()
+            step(rows.to(device))
+            next(model.parameters()).sum().item()  # a GPU has done the step when this returns
+            seconds = time.perf_counter() - begun
+    finally:
+        with torch.no_grad():
+            for parameter, values in zip(model.to("cpu").parameters(), first, strict=True):
+                parameter.copy_(values)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    ghost, dp = None, settings.dp
+    if seconds > _LONG_STEP_S and not dp.ghost_clipping:
+        with suppress(TrainingError, DataError):  # of a model that ghost clipping does not fit
+            ghost = cost_of(task, model, data, replace(settings, dp=replace(dp, ghost_clipping=True)))
+    return RoundCost(
+        schedule_of(settings, len(data)).steps_per_round,
+        seconds,
+        0 if dp.ghost_clipping else 4 * trained * len(batch),
+        ghost if ghost is not None and ghost.step_seconds < seconds else None,
+    )
 
 
 @contextmanager

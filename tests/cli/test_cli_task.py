@@ -407,6 +407,14 @@ def test_torchscript_is_refused_where_noise_would_refuse_it(folder: Path, capsys
     assert "layer (the model) is TorchScript" in capsys.readouterr().err
 
 
+def test_a_long_round_with_noise_is_estimated(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("securefda.privacy.private_training._LONG_ROUND_S", 0.0)
+    assert main(["task", "check", own(folder), "--set", "training.source.dp.noise-multiplier=1"]) == 0
+    assert capsys.readouterr().out.count("note: a round of training with noise takes about ") == 3
+
+
 def test_too_few_rows_for_a_round_of_the_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["task", "check", own(folder), "--set", "training.target.batch-size=20"]) == 4
     assert "clinic: 20 rows in batches of 20 for 1 epoch make 1 step in" in capsys.readouterr().err
