@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -766,3 +767,16 @@ class TestExplained:
             explained(name)
         assert why in caught.value.why
         assert hint in caught.value.hint
+
+
+def test_options_of_a_task_are_a_table_in_a_kit_and_the_same_when_read(file: Path) -> None:
+    columns = {f"column {n}": {"type": "number", "center": n, "scale": 10} for n in range(30)}
+    options = {"separator": ";", "label": {"column": "ill", "classes": ["no", "yes"]}, "columns": columns, "z": 1}
+    file.write_text(MINIMAL + tomli_w.dumps({"task": {"options": options}}))
+    text = kit_settings_toml(load_federation(file), "source-1", "a:1")
+    assert tomllib.loads(text)["task"]["options"] == options
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert '"column 7" = { type = "number", center = 7, scale = 10 }' in lines
+    assert 'label = { column = "ill", classes = ["no", "yes"] }' in lines
+    assert lines[lines.index("[task.options]") - 1].startswith("# Options of the task")

@@ -105,10 +105,15 @@ def toml(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, Mapping):
-        parts = (f"{tomli_w.dumps({key: ''}).partition(' = ')[0]} = {toml(one)}" for key, one in value.items())
+        parts = (f"{toml_key(key)} = {toml(one)}" for key, one in value.items())
         return f"{{ {', '.join(parts)} }}" if value else "{}"
     plain = "" if value is None else str(value) if isinstance(value, Path) else value
     return tomli_w.dumps({"value": plain}).removeprefix("value = ").rstrip("\n")
+
+
+def toml_key(key: str) -> str:
+    """Return a key as it is written in a file: in quotes where it needs them."""
+    return tomli_w.dumps({key: ""}).removesuffix(' = ""\n')
 
 
 def described(owner: type, field: str, spelled: Callable[[str], str] = str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from securefda.settings import Settings, kebab_case
-from securefda.site.config.key_help import keys_of, toml
+from securefda.site.config.key_help import keys_of, toml, toml_key
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
 from securefda.site.config.sections import (
     MAX_PORT,
@@ -106,6 +106,7 @@ def kit_settings_toml(config: FederationConfig, site: str, listen: str) -> str:
     return heading + "".join(_commented(settings, essential, ""))
 
 
+_WIDTH = 118
 _ESSENTIAL: Mapping[str, frozenset[str]] = {
     "target": frozenset(
         {
@@ -141,11 +142,28 @@ def _commented(settings: Settings, essential: frozenset[str], prefix: str) -> It
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         if f"{prefix}{key}" in essential or value != default:
             comment = meanings[key].replace("`", "").partition(". ")[0].rstrip(".")
-            comment_lines = textwrap.wrap(f"{comment}.", 118, initial_indent="# ", subsequent_indent="# ")
-            lines.append("\n".join([*comment_lines, f"{key} = {toml(value)}"]))
+            comment_lines = textwrap.wrap(f"{comment}.", _WIDTH, initial_indent="# ", subsequent_indent="# ")
+            if isinstance(value, Mapping) and _is_long(key, value):
+                inner.append("\n" + "\n".join(comment_lines) + "".join(_table(f"{prefix}{key}", value)))
+            else:
+                lines.append("\n".join([*comment_lines, f"{key} = {toml(value)}"]))
     if lines:
         yield f"\n[{prefix.rstrip('.')}]\n" + "\n\n".join(lines) + "\n"
     yield from inner
+
+
+def _table(name: str, values: Mapping[str, object]) -> Iterator[str]:
+    """Yield a table with a line for each value; those that are tables of tables follow as tables of their own."""
+    nested = {key: value for key, value in values.items() if isinstance(value, Mapping) and _is_long(key, value)}
+    lines = [f"{toml_key(key)} = {toml(value)}" for key, value in values.items() if key not in nested]
+    yield "\n".join([f"\n[{name}]", *lines, ""])
+    for key, value in nested.items():
+        yield from _table(f"{name}.{toml_key(key)}", value)
+
+
+def _is_long(key: str, value: Mapping[str, object]) -> bool:
+    """Whether a table is no line: it holds tables, or is too long for one."""
+    return any(isinstance(one, Mapping) for one in value.values()) or len(f"{key} = {toml(value)}") > _WIDTH
 
 
 def _aggregator(config: FederationConfig, process: ProcessSection) -> AggregatorConfig:
