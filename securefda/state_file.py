@@ -341,8 +341,9 @@ class RunStore(StateFile):
 def insert_personal(database: sqlite3.Connection, key: str, round_number: int, state: bytes) -> None:
     """Keep a state in an open transaction, as :meth:`RunStore.keep_personal` does."""
     database.execute("INSERT OR REPLACE INTO personal VALUES (?, ?, ?)", (key, round_number, state))
-    last = "(SELECT max(round) FROM personal WHERE name = ?1 AND round < ?2)"
-    database.execute(f"DELETE FROM personal WHERE name = ?1 AND round < {last}", (key, round_number))  # noqa: S608
+    before = "(SELECT max(round) FROM personal WHERE name = :name AND round < :round)"
+    delete = f"DELETE FROM personal WHERE name = :name AND round < {before}"  # noqa: S608
+    database.execute(delete, {"name": key, "round": round_number})
 
 
 def _make_file(path: Path) -> str:

@@ -173,8 +173,8 @@ class SourceStore(RunStore):
 
     def _other_run(self, run_id: bytes) -> bytes | None:
         """The run of this folder if it differs from ``run_id``, else None."""
-        query = "SELECT run_id FROM positions WHERE run_id != ?1 UNION SELECT run_id FROM fuses WHERE run_id != ?1"
-        row = self._database.execute(query, (run_id,)).fetchone()
+        query = "SELECT run_id FROM positions WHERE run_id != :run UNION SELECT run_id FROM fuses WHERE run_id != :run"
+        row = self._database.execute(query, {"run": run_id}).fetchone()
         return None if row is None else bytes(row[0])
 
     def known(self, run_id: bytes) -> Known:
@@ -315,10 +315,14 @@ class SourceStore(RunStore):
                 },
             )
             database.executemany(
-                "INSERT OR REPLACE INTO sum_terms (run_id, sources, round, terms) SELECT ?1, ?2, ?3, ?4 "
+                "INSERT OR REPLACE INTO sum_terms (run_id, sources, round, terms) "
+                "SELECT :run, :sources, :round, :terms "
                 "WHERE NOT EXISTS (SELECT 1 FROM sum_terms JOIN fuses USING (run_id, round) "
-                "WHERE run_id = ?1 AND sources = ?2)",
-                [(body.run_id, sources, body.round, terms) for sources, terms in sum_terms(body)],
+                "WHERE run_id = :run AND sources = :sources)",
+                [
+                    {"run": body.run_id, "sources": sources, "round": body.round, "terms": terms}
+                    for sources, terms in sum_terms(body)
+                ],
             )
 
     def end_run(self, run_id: bytes, *, keeps_own: bool) -> None:
