@@ -39,20 +39,32 @@ def statistics(
     config: Annotated[
         Path | None, typer.Option("--config", help="Of a kit: the site's settings; default: its local/settings.toml.")
     ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", metavar="FILE", help="Write FEDERATION.toml there with a scaling that suits all rows."),
+    ] = None,
     overrides: Overrides = [],
     seed: Seed = 0,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Add up counts, means, deviations, bins and label balance over the sources' tables: one masked sum, one round."""
     from securefda.cli.training import train
-    from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE, require_run_folder
+    from securefda.disk import read_whole, require_new
+    from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE, replace_file, require_run_folder
     from securefda.site.config import load_federation
 
+    if write is not None:
+        if place.is_dir():
+            raise ConfigError(
+                "--write", "needs the federation's file", hint="name FEDERATION.toml, and --out for a run"
+            )
+        require_new("--write", write)
     given_config = None if place.is_dir() else load_federation(place, overrides, os.environ, note=say)
     from securefda.local.shared_statistics import (  # with torch, for which no wrong file should have to wait
         federation_of_statistics,
         statistics_of_kit,
         statistics_of_run,
+        with_scaling,
     )
 
     if given_config is not None:
@@ -61,6 +73,8 @@ def statistics(
         require_run_folder(folder)
         train(federation, folder, seed, None, simulated=False)
         shown = statistics_of_run(folder)
+        if write is not None:
+            replace_file(write, with_scaling(read_whole(place).decode(), shown.sources).encode())
     elif any((place / name).exists() for name in (METRICS_FILE, SUMMARY_FILE)):
         for option, given in (("--out", out), ("--config", config), ("--set", overrides)):
             if given:
@@ -80,6 +94,7 @@ def statistics(
 
 
 def _lines(shown: SharedStatistics) -> Iterator[str]:
+    from securefda.local.shared_statistics import suited
     from securefda.tasks.table_statistics import NumberStatistics
 
     site, count = shown.site, len(shown.task.settings.sources)
@@ -108,17 +123,12 @@ def _lines(shown: SharedStatistics) -> Iterator[str]:
     if shown.look:
         yield "\nlook at this:"
         yield from (f"  {line}" for line in shown.look)
-    scaled = [one for one in shown.sources if isinstance(one, NumberStatistics) and one.spread > 0]
+    scaled = [(one.column, *suited(one)) for one in shown.sources if isinstance(one, NumberStatistics) and one.spread]
     if scaled:
-        yield "\na center and a scale that suit the sources' rows, for [task.options.columns]:"
-        yield from (f"  {one.column}: center = {_short(one.median)}, scale = {_short(one.spread)}" for one in scaled)
+        yield "\na center and a scale that suit the sources' rows, for [task.options.columns]; --write FILE puts them there:"
+        yield from (f"  {column}: center = {center:g}, scale = {scale:g}" for column, center, scale in scaled)
 
 
 def _number(one: NumberStatistics) -> tuple[str, ...]:
     figures = (one.mean, one.deviation, one.median, one.spread)
     return (one.column, f"{one.missing:.1%}", *(f"{figure:.4g}" for figure in figures))
-
-
-def _short(value: float) -> str:
-    """Return a number with two digits that count, in full."""
-    return f"{float(f'{value:.2g}'):g}"

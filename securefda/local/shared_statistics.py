@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +20,7 @@ from securefda.site.config import FederationConfig, load_aggregator, load_source
 from securefda.site.config.sections import StrategySection, TaskSection
 from securefda.site.kit import LOCAL, SETTINGS_FILE, load_kit
 from securefda.tasks import Task, tabular
-from securefda.tasks.table_statistics import CONSTANTS, FACTORY, LONGEST, Statistics, TableStatistics
+from securefda.tasks.table_statistics import CONSTANTS, FACTORY, LONGEST, NumberStatistics, Statistics, TableStatistics
 
 
 def federation_of_statistics(config: FederationConfig) -> FederationConfig:
@@ -79,6 +81,36 @@ class SharedStatistics:
             raise ConfigError(str(folder), why, hint="look at it with the options of the run")
         sources, own = task.of_constants(constants), task.of_site(site)
         return cls(folder, task, site, rows, sources, own, tuple(task.cautions(sources, own, site)))
+
+
+def with_scaling(text: str, statistics: Iterable[Statistics]) -> str:
+    """Return the text of a federation's file with the center and scale that suit the rows of these statistics.
+
+    All else stays as it is, comments too.
+
+    Raises:
+        ConfigError: a column of numbers is not described in one line, as ``securefda new`` writes it.
+    """
+    for one in statistics:
+        if not isinstance(one, NumberStatistics) or one.spread <= 0:
+            continue
+        center, scale = suited(one)
+        key = f"(?:{re.escape(one.column)}|{re.escape(json.dumps(one.column, ensure_ascii=False))})"
+        found = re.search(rf"^\s*{key}\s*=\s*{{[^}}\n]*}}", text, re.MULTILINE)
+        line = found[0] if found else ""
+        for name, value in (("center", center), ("scale", scale)):
+            line, count = re.subn(rf"\b{name}\s*=\s*[-+0-9.eE_]+", f"{name} = {value:g}", line)
+            if count != 1:
+                why = f"{one.column} has no center and scale in one line"
+                hint = f"write center = {center:g}, scale = {scale:g} by hand"
+                raise ConfigError("--write", why, hint=hint)
+        text = text[: found.start()] + line + text[found.end() :] if found else text
+    return text
+
+
+def suited(one: NumberStatistics) -> tuple[float, float]:
+    """Return a center and a scale that suit a column's values: median and spread, with two digits that count."""
+    return float(f"{one.median:.2g}"), float(f"{one.spread:.2g}")
 
 
 def statistics_of_run(folder: Path) -> SharedStatistics:
