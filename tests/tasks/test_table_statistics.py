@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from securefda.errors import ConfigError, DataError
+from securefda.local.shared_statistics import with_scaling
 from securefda.rules import Moments
 from securefda.rules.analytic import bounded_rows
 from securefda.site.policy import check_moments, default_policy
@@ -184,3 +185,12 @@ def test_wrong_rows_and_uses_are_refused(folder: Path) -> None:
     table(folder, "east", [("old", "f", "no"), (50, "m", "yes")])
     with pytest.raises(DataError, match="column age: 1 of 2 rows hold no number"):
         statistics(folder).added("east")
+
+
+def test_a_federations_file_gets_the_scaling_that_suits_and_stays_as_it_is_otherwise(folder: Path) -> None:
+    found = statistics(folder).of_site("east")
+    line = 'age = { type = "number", center = 50, scale = 1e1, missing = "fill" }  # in years\n'
+    text = f'[task.options.columns]\n{line}sex = {{ type = "category" }}\n'
+    assert with_scaling(text, found) == text.replace("center = 50, scale = 1e1", "center = 55, scale = 7.8")
+    with pytest.raises(ConfigError, match="age has no center and scale in one line"):
+        with_scaling("[task.options.columns.age]\ncenter = 50\nscale = 10\n", found)
