@@ -134,6 +134,11 @@ class Journal:
                 self.event("policy-loaded", policy=self._info.policy)
             self.run = run  # set last: a thread that sees it may append
 
+    @property
+    def policy(self) -> str:
+        """SHA-256 of the policy with which the process started, in hex; empty at the target."""
+        return self._info.policy
+
     def append(self, entry: Entry, *, durable: bool = False) -> None:
         """Write a record. If ``durable``, the record is on the disk when this returns.
 

@@ -199,6 +199,7 @@ def export(
     TorchScript, but has deprecated it.
     """
     from securefda.disk import require_new
+    from securefda.operations.model_card import write_card
     from securefda.operations.trained import export, require_releasable, trained_model
     from securefda.site.config.load import task_options
 
@@ -210,4 +211,5 @@ def export(
     task, model = trained_model(run, which=which.value, head=False, options=given, data_dir=data_dir, task=task_class)
     file = out or run / ("model.onnx" if form is ModelFormat.ONNX else "model.pt")
     says = export(task, model, form.value, file, data)
+    write_card(run, beside=file)
     print_result(Format.TXT, {}, f"{file} {says}")

@@ -272,6 +272,9 @@ class SiteLine(TypedDict, total=False):
     epsilon: float
     """Epsilon spent on the source's rows up to this round, if it trains with noise."""
 
+    policy: str
+    """SHA-256 of the policy in force, in hex."""
+
     summed: int
     """Sources in the sum that its update was in; 1 where it left in clear."""
 

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from securefda.errors import SecureFdaError
+from securefda.operations.model_card import write_card
 from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, SiteLine, round_seconds, total_of
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
 from securefda.operations.summary_text import (
@@ -100,7 +101,8 @@ def report_after(folder: Path) -> Iterator[None]:
 
 
 def write_report(folder: Path) -> Path | None:
-    """Write ``report.html`` into a run folder and return its path; None where there is no run yet.
+    """Write ``report.html`` and the model card into a run folder and return the page's path; None where there is no
+    run yet.
 
     Raises:
         ConfigError: a file of the run is damaged.
@@ -109,6 +111,7 @@ def write_report(folder: Path) -> Path | None:
     if not any((folder / name).exists() for name in (METRICS_FILE, SUMMARY_FILE)):
         return None
     path = folder / REPORT_FILE
+    write_card(folder)
     replace_file(path, render_report(read_run(folder)).encode("utf-8"))
     return path
 

@@ -1,8 +1,8 @@
 """The run folder: the files of a run, complete at every moment, even after a crash or on a full disk.
 
-``summary.json``, ``metrics.jsonl`` (a line per round), ``model.safetensors``, ``report.html``, and ``sites/SITE/``
-with the files of one site. Files are replaced, and lines appended, as a whole, so that a reader never sees half of
-either.
+``summary.json``, ``metrics.jsonl`` (a line per round), ``model.safetensors``, ``report.html``, ``model-card.md``, and
+``sites/SITE/`` with the files of one site. Files are replaced, and lines appended, as a whole, so that a reader never
+sees half of either.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ BEST_FILE = "best.safetensors"
 ADAPTED_FILE = "adapted.safetensors"
 HEAD_FILE = "head.safetensors"
 REPORT_FILE = "report.html"
+CARD_FILE = "model-card.md"
+CARD_JSON_FILE = "model-card.json"
 SITES_FOLDER = "sites"
 REFUSED_FOLDER = "refused"
 ROUND, SITE, SUMMARY = TypeAdapter(RoundLine), TypeAdapter(SiteLine), TypeAdapter(Summary)
@@ -104,8 +106,9 @@ class RunFolder:
 
 
 _WRITTEN = (
-    *(SUMMARY_FILE, METRICS_FILE, REPORT_FILE, SITES_FOLDER, "kits", "audit", "tensorboard"),
-    *("*.safetensors", "model.onnx", "model.pt", "state.sqlite*", "settings.json", "status.json", ".status.json.*"),
+    *(SUMMARY_FILE, METRICS_FILE, REPORT_FILE, CARD_FILE, CARD_JSON_FILE, SITES_FOLDER, "kits", "audit", "tensorboard"),
+    *("*.safetensors", "model.onnx", "model.pt", "model.*.card.md", "model.*.card.json"),
+    *("state.sqlite*", "settings.json", "status.json", ".status.json.*"),
     *("*.log", "*.log.[0-9]*", "*.jsonl", "*.jsonl.[0-9]*"),
 )
 """The files that a run may write into its folder, including logs under the usual names."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import json
 import logging
 import re
 import shlex
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from hashlib import sha256
@@ -42,8 +44,11 @@ from securefda.operations.run_folder import (
 from securefda.protocol.encoding import vector_to_wire
 from securefda.rules import Rule
 from securefda.rules.strategy import Head
-from securefda.tasks import Samples, Task, TaskSettings, load_task, task_class, task_code
+from securefda.tasks import Inputs, Samples, Task, TaskSettings, load_task, task_class, task_code, unlabelled_target
+from securefda.tasks.inputs import batched, in_memory, joined, map_tensors, named_tensors, row_count, take, with_tensors
+from securefda.tasks.prepared_table import UNKNOWN, PreparedTable
 from securefda.tasks.stand_in import StandIn
+from securefda.tasks.tabular import Tabular
 from securefda.text import counted
 from securefda.training import build_model, derive_seed, layer_table, model_to_vector
 from securefda.training.batch_norm import running_statistics
@@ -251,10 +256,12 @@ def predict(task: Task, model: nn.Module, data: Path) -> list[dict[str, str | fl
         inputs = task.inputs_from(data)
     with task_code(type(task), "input_names"):
         names = task.input_names(data)
-    if names and len(names) != len(inputs):
-        raise DataError(f"task {type(task).__name__}", f"names {counted(len(names), 'row')}, and reads {len(inputs)}")
+    if names and len(names) != row_count(inputs):
+        raise DataError(
+            f"task {type(task).__name__}", f"names {counted(len(names), 'row')}, and reads {row_count(inputs)}"
+        )
     with torch.no_grad(), task_code(type(task), "the model"):
-        outputs = torch.cat([model(part) for part in torch.split(inputs, _BATCH_ROWS)])
+        outputs = joined([model(in_memory(part)) for part in batched(inputs, _BATCH_ROWS)])
     with task_code(type(task), "predictions"):
         predictions = task.predictions(outputs)
     return [{"name": name, **row} for name, row in zip(names, predictions, strict=True)] if names else predictions
@@ -282,6 +289,8 @@ def _cell(value: Any) -> Any:
 def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None = None) -> str:
     """Export the model, check that the file gives the model's own outputs, and return what inputs it takes.
 
+    ONNX of a `Tabular` task takes the raw columns by name, and holds their preparation.
+
     Args:
         task: of the run.
         model: in evaluation mode.
@@ -294,32 +303,82 @@ def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None
         ConfigError: a package is missing, or the model cannot be exported; ``out`` is not written then.
         DataError: there are no rows to trace the model with.
     """
-    with task_code(type(task), "inputs_from" if data else "test_data"):
-        rows = task.inputs_from(data) if data else _features_at_target(task)
-    example = rows[: min(len(rows), 2)]
-    if len(example) == 1:
-        example = example.repeat(2, *[1] * (example.dim() - 1))  # a batch of one is taken for a constant
+    if data:
+        with task_code(type(task), "inputs_from"):
+            rows = task.inputs_from(data)
+    else:
+        rows = _features_at_target(task)
+    example: Inputs = in_memory(take(rows, slice(2)))
+    if row_count(example) == 1:
+        example = take(example, [0, 0])  # a batch of one is taken for a constant
     with torch.no_grad():
-        wanted = model(example).numpy()
+        wanted = model(example)
+    exported, categories = model, dict[str, dict[str, int]]()
+    if isinstance(task, Tabular) and form == "onnx":
+        exported = prepared = PreparedTable(model, task.options)
+        example, categories = prepared.columns_of(example), prepared.places
+    flat = _Flat(exported, example).eval()
+    given, named_outputs = named_tensors(example, "features"), named_tensors(wanted, "outputs")
     with _quiet():
-        content, found = _onnx(model, example) if form == "onnx" else _torchscript(model, example)
-    if not np.allclose(found, wanted, rtol=1e-4, atol=1e-5):
-        raise ConfigError("--format", f"{form} does not give the outputs of the model, so nothing was written")
+        if form == "onnx":
+            content, found = _onnx(flat, given, list(named_outputs), categories, _told(task))
+        else:
+            content, found = _torchscript(flat, given)
+    for tensor, own in zip(found, named_outputs.values(), strict=True):
+        if not np.allclose(tensor, own.numpy(), rtol=1e-4, atol=1e-5):
+            raise ConfigError("--format", f"{form} does not give the outputs of the model, so nothing was written")
     replace_file(out, content)
-    shape = ", ".join(map(str, ("rows", *example.shape[1:])))
-    return f"takes a float32 array ({shape}) named `features`, gives `outputs` ({', '.join(_shape(wanted))})"
+    inputs = [_described(name, tensor, is_text=name in categories) for name, tensor in given.items()]
+    return f"takes {', '.join(inputs)}; gives {', '.join(_described(*output) for output in named_outputs.items())}"
 
 
-def _features_at_target(task: Task) -> Tensor:
-    site = task.settings.target
-    return (task.test_data(site) or task.train_data(site)).features
+class _Flat(nn.Module):
+    """A model as exporters take it: one tensor after the other in, a tuple of tensors out; a single one stays as it is.
+
+    Args:
+        model: takes and gives a tensor, or dicts or tuples of tensors.
+        example: inputs in the model's form.
+    """
+
+    def __init__(self, model: nn.Module, example: Inputs) -> None:
+        super().__init__()
+        self.model, self._form = model, map_tensors(lambda _: None, example)
+
+    def forward(self, *tensors: Tensor) -> Inputs:
+        outputs = self.model(with_tensors(self._form, tensors))
+        return outputs if isinstance(outputs, Tensor) else tuple(named_tensors(outputs, "").values())
 
 
-def _shape(outputs: Any) -> list[str]:
-    return ["rows", *map(str, outputs.shape[1:])]
+def _features_at_target(task: Task) -> Inputs:
+    given, test = unlabelled_target(task)
+    return (test or given).features
 
 
-def _onnx(model: nn.Module, example: Tensor) -> tuple[bytes, Any]:
+def _described(name: str, tensor: Tensor, *, is_text: bool = False) -> str:
+    kind = "text" if is_text else str(tensor.dtype).removeprefix("torch.")
+    return f"`{name}` ({', '.join(map(str, ('rows', *tensor.shape[1:])))}) {kind}"
+
+
+def _told(task: Task) -> dict[str, Any]:
+    """Return what a file says about the task, for programs: classes and features, in the order of their numbers."""
+    return {
+        "task": f"{type(task).__module__}:{type(task).__qualname__}",
+        "classes": list(task.class_names()),
+        "features": list(task.feature_names()),
+    }
+
+
+def _onnx(
+    model: nn.Module,
+    given: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    categories: Mapping[str, Mapping[str, int]],
+    told: Mapping[str, Any],
+) -> tuple[bytes, list[Any]]:
+    """Return the file, and what it gives for the inputs ``given``.
+
+    ``categories`` has the columns that the file takes as text, and the places that stand for it in ``given``.
+    """
     try:
         import onnx
         import onnxscript  # noqa: F401 - the exporter of torch needs it, and says so in a page of text
@@ -329,10 +388,10 @@ def _onnx(model: nn.Module, example: Tensor) -> tuple[bytes, Any]:
     try:
         program = torch.onnx.export(
             model,
-            (example,),
-            input_names=["features"],
-            output_names=["outputs"],
-            dynamic_shapes=({0: torch.export.Dim("rows")},),
+            tuple(given.values()),
+            input_names=[f"input-{place}" for place in range(len(given))],
+            output_names=list(outputs),
+            dynamic_shapes=(tuple({0: torch.export.Dim("rows")} for _ in given),),
             dynamo=True,
             verbose=False,
         )
@@ -341,19 +400,85 @@ def _onnx(model: nn.Module, example: Tensor) -> tuple[bytes, Any]:
     if program is None:
         raise ConfigError("--format", "onnx: the exporter gave nothing")
     proto = program.model_proto
+    _strip(proto)
+    _name_inputs(proto, list(given), categories)
+    proto.metadata_props.add(key="securefda", value=json.dumps(told, ensure_ascii=False))
     onnx.checker.check_model(proto)
-    (found,) = ReferenceEvaluator(proto).run(None, {"features": example.numpy()})
+    texts = {
+        name: {place: text for text, place in reversed(list(places.items()))} for name, places in categories.items()
+    }
+    fed = {
+        name: np.array([[texts[name][place]] for place in tensor[:, 0].tolist()], dtype=object)
+        if name in categories
+        else tensor.numpy()
+        for name, tensor in given.items()
+    }
+    found: Any = ReferenceEvaluator(proto).run(None, fed)
     return proto.SerializeToString(), found
 
 
-def _torchscript(model: nn.Module, example: Tensor) -> tuple[bytes, Any]:
+def _strip(message: Any) -> None:
+    """Delete what the exporter adds for debugging, everywhere in a file: paths and lines of the user's source."""
+    for field in list(message.DESCRIPTOR.fields_by_name):
+        if field in ("doc_string", "metadata_props"):
+            message.ClearField(field)
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                _strip(part)
+
+
+def _name_inputs(proto: Any, names: Sequence[str], categories: Mapping[str, Mapping[str, int]]) -> None:
+    """Give the inputs of a file their names; those of categories take text, which a node of its own makes places of."""
+    from onnx import TensorProto, helper
+
+    old = [value.name for value in proto.graph.input]
+    renamed = dict(zip(old, names, strict=True))
+    for value in proto.graph.input:
+        value.name = renamed[value.name]
+    encoders = []
+    for name, places in categories.items():
+        value = next(value for value in proto.graph.input if value.name == name)
+        value.type.tensor_type.elem_type = TensorProto.STRING
+        inside = next(before for before, after in renamed.items() if after == name)
+        encoders.append(
+            helper.make_node(
+                "LabelEncoder",
+                [name],
+                [inside],
+                domain="ai.onnx.ml",
+                keys_strings=list(places),
+                values_int64s=list(places.values()),
+                default_int64=UNKNOWN,
+            )
+        )
+    direct = {before: after for before, after in renamed.items() if after not in categories}
+    for node in proto.graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = direct.get(name, name)
+    nodes = [*encoders, *proto.graph.node]
+    proto.graph.ClearField("node")
+    proto.graph.node.extend(nodes)
+    if encoders:
+        proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+
+
+def _torchscript(model: nn.Module, given: Mapping[str, Tensor]) -> tuple[bytes, list[Any]]:
+    """Return the file, without the paths and lines of the user's source, and what it gives for the inputs."""
+    example = tuple(given.values())
     try:
         traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
-        content = io.BytesIO()
+        content, stripped = io.BytesIO(), io.BytesIO()
         torch.jit.save(traced, content)
-        again = torch.jit.load(io.BytesIO(content.getvalue()))  # type: ignore[no-untyped-call]
+        with zipfile.ZipFile(content) as whole, zipfile.ZipFile(stripped, "w") as kept:
+            for entry in whole.infolist():
+                if not entry.filename.endswith(".debug_pkl"):
+                    kept.writestr(entry.filename, whole.read(entry))
+        again = torch.jit.load(io.BytesIO(stripped.getvalue()))  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            return content.getvalue(), again(example).numpy()
+            outputs = again(*example)
+        tensors = [outputs] if isinstance(outputs, Tensor) else outputs
+        return stripped.getvalue(), [tensor.numpy() for tensor in tensors]
     except Exception as error:  # tracing runs the model's own code
         raise _cannot("torchscript", error) from error
 

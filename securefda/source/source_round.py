@@ -197,6 +197,7 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
         clipped=0,
         capped=0,
         zeroed=0,
+        policy=site.witness.journal.policy,
     )
     if result.epsilon is not None:
         record["epsilon"] = result.epsilon

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -476,18 +478,75 @@ def test_torchscript_gives_the_outputs_of_the_model_for_any_number_of_rows(
         torch.testing.assert_close(exported(part), model(part))
 
 
-def test_onnx_gives_the_outputs_of_the_model_for_any_number_of_rows(
+@pytest.fixture(scope="module")
+def exported(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run ``a`` as ONNX."""
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    file = tmp_path_factory.mktemp("exported") / "model.onnx"
+    with contextlib.redirect_stdout(io.StringIO()) as printed_text:
+        assert main(["export", str(runs / "a"), "--format", "onnx", "--out", str(file)]) == 0
+    told = "takes `age` (rows, 1) float64, `sex` (rows, 1) text; gives `outputs` (rows, 2) float32"
+    assert told in printed_text.getvalue()
+    return file
+
+
+def test_onnx_takes_raw_columns_by_name_and_gives_the_outputs_of_the_model(runs: Path, exported: Path) -> None:
+    reference = pytest.importorskip("onnx.reference", reason="the extra onnx is not installed")
+    task, model = trained_model(runs / "a")
+    wanted = model(task.inputs_from(runs / "new.csv")).detach().numpy()
+    with (runs / "new.csv").open() as file:
+        table = list(csv.DictReader(file))
+    ages, sexes = np.array([[float(row["age"])] for row in table]), np.array([[row["sex"]] for row in table], object)
+    session = reference.ReferenceEvaluator(str(exported))
+    for part in (slice(None), slice(1)):
+        (outputs,) = session.run(None, {"age": ages[part], "sex": sexes[part]})
+        np.testing.assert_allclose(outputs, wanted[part], rtol=1e-5, atol=1e-6)
+    for unfit in ({"age": np.array([[np.nan]]), "sex": sexes[:1]}, {"age": ages[:1], "sex": np.array([["x"]], object)}):
+        (outputs,) = session.run(None, unfit)  # training refuses such a row
+        assert np.isnan(outputs).all()
+
+
+def test_exports_hold_no_path_and_no_source_of_this_machine(
+    runs: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed(capsys, "export", runs / "a", "--format", "torchscript", "--out", tmp_path / "model.pt")
+    with zipfile.ZipFile(tmp_path / "model.pt") as entries:
+        script = b"".join(entries.read(name) for name in entries.namelist())
+    for content in (exported.read_bytes(), script):
+        for mark in (b".py", b"/site-packages", os.fsencode(Path.cwd()), os.fsencode(runs)):
+            assert mark not in content
+
+
+def test_an_onnx_file_says_in_its_metadata_what_its_numbers_stand_for(exported: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    told = {entry.key: entry.value for entry in onnx.load(exported).metadata_props}
+    assert json.loads(told["securefda"]) == {
+        "task": "securefda.tasks.tabular:Tabular",
+        "classes": ["no", "yes"],
+        "features": ["age", "sex = f", "sex = m"],
+    }
+
+
+def test_a_card_lies_in_the_run_folder_and_beside_each_export(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
-    reference = pytest.importorskip("onnx.reference", reason="the extra onnx is not installed")
-    printed(capsys, "export", runs / "a", "--format", "onnx", "--out", tmp_path / "model.onnx")
-    task, model = trained_model(runs / "a")
-    inputs = task.inputs_from(runs / "new.csv")
-    exported = reference.ReferenceEvaluator(str(tmp_path / "model.onnx"))
-    for part in (inputs, inputs[:1]):
-        (outputs,) = exported.run(None, {"features": part.numpy()})
-        np.testing.assert_allclose(outputs, model(part).detach().numpy(), rtol=1e-5, atol=1e-6)
+    printed(capsys, "export", runs / "a", "--format", "torchscript", "--out", tmp_path / "model.pt")
+    beside = tmp_path / "model.pt.card.json"
+    card = json.loads(beside.read_text())
+    assert beside.read_text() == (runs / "a" / "model-card.json").read_text()
+    record = read_run(runs / "a")
+    assert record.summary is not None
+    assert card["target"]["site"] == "clinic"
+    assert [source["site"] for source in card["sources"]] == ["hospital-a", "hospital-b", "hospital-c"]
+    assert all(source["samples"] and len(source["policy"]) == 64 for source in card["sources"])
+    assert card["models"]["last"]["sha256"] == record.summary["model_digest"]
+    assert card["metrics"]["target_accuracy"] == record.summary["target_accuracy"]
+    assert (card["rounds"], card["rule"], card["status"]) == (3, "fedgp_auto", "finished")
+    text = (tmp_path / "model.pt.card.md").read_text()
+    assert text == (runs / "a" / "model-card.md").read_text()
+    for said in ("`clinic` | target", card["sources"][0]["policy"], record.summary["model_digest"], "3 of 3 rounds"):
+        assert said in text
+    assert str(runs) not in text + beside.read_text()
 
 
 def test_a_missing_package_is_named_with_its_extra(

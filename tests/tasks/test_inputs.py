@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from securefda.errors import DataError
+from securefda.operations.trained import export, predict
 from securefda.privacy.private_training import require_separate_rows, train_private
 from securefda.site.privacy_account import data_set_of
 from securefda.tasks import Inputs, RowsOnDisk, Samples, Task, TaskSettings, Unlabelled, rows_of
@@ -211,3 +214,32 @@ def test_unfit_rows_of_a_dataset_are_refused_when_they_are_read(dataset: Any, wh
     with pytest.raises(DataError, match=why) as refusal:
         rows_of(OwnRows(dataset), "source", "train")
     assert "source, train" in str(refusal.value)
+
+
+def test_predictions_of_several_inputs_and_outputs_are_named() -> None:
+    task = OwnRows(several())
+    model = build_model(task, 0).eval()
+    predicted = predict(task, model, Path("new"))
+    risk = model(task.rows.features)["risk"][:, 0].tolist()
+    assert [row["risk-1"] for row in predicted] == pytest.approx(risk)
+
+
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+def test_an_export_takes_inputs_by_name_and_holds_no_source_of_the_task(form: str, tmp_path: Path) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    task = OwnRows(several())
+    text = export(task, build_model(task, 0).eval(), form, tmp_path / "model")
+    assert "takes `age` (rows, 1) float32, `blood-1` (rows, 1) float32" in text
+    assert "gives `risk` (rows, 1) float32" in text
+    content = (tmp_path / "model").read_bytes()
+    if form == "torchscript":
+        with zipfile.ZipFile(tmp_path / "model") as entries:
+            content = b"".join(entries.read(name) for name in entries.namelist())
+    for mark in (b"test_inputs.py", b"self.layer(", os.fsencode(Path(__file__).parent)):
+        assert mark not in content
+    if form == "onnx":
+        onnx = pytest.importorskip("onnx")
+        graph = onnx.load(tmp_path / "model").graph
+        assert [value.name for value in graph.input] == ["age", "blood-1", "blood-2"]
+        assert [value.name for value in graph.output] == ["risk"]

@@ -1,0 +1,151 @@
+"""The model card of a run: what a model is, from what and how it was made, and how good it is.
+
+It holds what the run's records hold, for people (Markdown) and programs (JSON). It names no path and no option of the
+task, so that it can go where the model goes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from securefda.operations.records import best_round
+from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
+from securefda.operations.summary_text import percent, setting_text
+from securefda.text import counted, printable
+
+_UNKNOWN = "known to that site alone"
+_MARKS = str.maketrans("", "", "`|\n")
+
+
+def card_of(record: RunRecord) -> dict[str, Any]:
+    """Return the card of a run that has ended, as plain values.
+
+    A source's rows, its ε and the digest of its policy are there where its own records are in the run folder, as of a
+    run on one machine; elsewhere they stay at the source.
+    """
+    summary = record.summary or {}
+    setting, privacy = summary.get("setting") or {}, summary.get("target_privacy")
+    sources = list[dict[str, Any]]()
+    for site in setting.get("sources", []):
+        lines: list[dict[str, Any]] = [{**line} for line in record.sites.get(site, ()) if "refused" not in line]
+        last = lines[-1] if lines else {}
+        known: dict[str, Any] = {key: last[key] for key in ("samples", "epsilon", "policy") if key in last}
+        sources.append({"site": site, "visibility": (summary.get("visibility") or {}).get(site), **known})
+    spent = {key: privacy[key] for key in ("epsilon", "delta", "accountant")} if privacy else {}
+    best, adapted = best_round(record.rounds), summary.get("adapted")
+    metrics = {
+        "target_accuracy": summary.get("target_accuracy"),
+        "final_accuracy": summary.get("final_accuracy"),
+        **{key: (summary.get(key) or {}).get("accuracy") for key in ("target_only", "warm_target", "best")},
+        "adapted": adapted["accuracy"] if adapted and adapted["kept"] else None,
+    }
+    finished = [line for line in record.rounds if line.get("status") == "finished"]
+    return {
+        "schema_version": 1,
+        "task": summary.get("task"),
+        "federation": setting.get("federation"),
+        "run": summary.get("run_id"),
+        "ended": summary.get("ended"),
+        "status": summary.get("status"),
+        "rule": (summary.get("strategy") or {}).get("rule"),
+        "rounds": summary.get("rounds"),
+        "rounds_planned": summary.get("rounds_planned"),
+        "target": {"site": setting.get("target"), **spent},
+        "sources": sources,
+        "norm_cap": summary.get("norm_cap"),
+        "models": {
+            "last": {"round": summary.get("model_round"), "sha256": summary.get("model_digest")},
+            "best": {"round": best["round"], "sha256": best.get("model_digest")} if best else None,
+            "adapted": {"sha256": adapted["digest"]} if adapted and adapted["kept"] else None,
+        },
+        "metrics": {key: value for key, value in metrics.items() if value is not None},
+        "task_metrics": finished[-1].get("metrics") if finished else None,
+        "versions": dict(summary.get("versions") or {}),
+    }
+
+
+def card_text(card: dict[str, Any]) -> str:
+    """Return a card for people, in Markdown."""
+    target, metrics = card["target"], card["metrics"]
+    noise = "none" if "epsilon" not in target else f"ε = {target['epsilon']:.4g} at δ = {target['delta']:g}"
+    lines = [
+        f"# Model card: {_code(card['task'])}",
+        "",
+        f"Trained by federated domain adaptation (rule {_code(card['rule'])}) in {card['rounds']} of "
+        f"{counted(card['rounds_planned'] or 0, 'round')}; the run {_code(card['run'])} {card['status']} "
+        f"on {card['ended'] or 'an unknown date'}.",
+        "",
+        "## Sites",
+        "",
+        "| site | role | visibility | rows | privacy per row | policy (SHA-256) |",
+        "|---|---|---|---|---|---|",
+        f"| {_code(target['site'])} | target | | {_UNKNOWN} | {noise} | |",
+        *(_source_row(source) for source in card["sources"]),
+        "",
+        "## Accuracy at the target",
+        "",
+        "On the target's test rows, which trained no model.",
+        "",
+        *(f"- {_METRICS[key]}: {percent(value)}" for key, value in metrics.items()),
+        *([] if metrics else ["- not measured"]),
+        "",
+        "## Models",
+        "",
+        *(_model_line(name, model) for name, model in card["models"].items() if model),
+        "",
+        "## What it does not say",
+        "",
+        "A model is as good as its test rows are like yours. Without noise (ε) it can reveal rows that trained it.",
+        "",
+        f"Made with {', '.join(f'{name} {version}' for name, version in card['versions'].items())}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+_METRICS = {
+    "target_accuracy": "mean of the last five rounds",
+    "final_accuracy": "last round",
+    "target_only": "for comparison, the target alone",
+    "warm_target": "for comparison, the target alone after warm-up",
+    "best": "best round by validation rows",
+    "adapted": "adapted to the target's rows",
+}
+
+
+def write_card(run: Path, beside: Path | None = None) -> None:
+    """Write the card of a run that has ended, as Markdown and JSON, into its folder or beside an exported file.
+
+    Raises:
+        ConfigError: a file of the run is damaged.
+        SecureFdaError: the disk is full or the folder cannot be written.
+    """
+    record = read_run(run)
+    if record.summary is None:
+        return
+    card = card_of(record)
+    text, data = (run / CARD_FILE, run / CARD_JSON_FILE)
+    if beside is not None:
+        text, data = (beside.with_name(f"{beside.name}.{suffix}") for suffix in ("card.md", "card.json"))
+    replace_file(text, card_text(card).encode())
+    content = json.dumps(finite(card), indent=2, ensure_ascii=False, allow_nan=False)
+    replace_file(data, content.encode() + b"\n")
+
+
+def _source_row(source: dict[str, Any]) -> str:
+    noise = f"ε = {source['epsilon']:.4g}" if "epsilon" in source else "none" if "samples" in source else _UNKNOWN
+    policy = _code(source["policy"]) if "policy" in source else _UNKNOWN
+    level, rows = source["visibility"] or "took no part", source.get("samples", _UNKNOWN)
+    return f"| {_code(source['site'])} | source | {level} | {rows} | {noise} | {policy} |"
+
+
+def _model_line(name: str, model: dict[str, Any]) -> str:
+    after = f"after round {model['round']}, " if "round" in model else ""
+    return f"- {name}: {after}SHA-256 {_code(model['sha256'])}"
+
+
+def _code(value: object) -> str:
+    """Return a value as code, which no text of a run folder can leave."""
+    return f"`{printable(setting_text(value)).translate(_MARKS)}`"
