@@ -54,8 +54,8 @@ _WORDS = {
 
 
 def kebab_case(name: str) -> str:
-    """Turn a field name into its key in a file."""
-    return name.replace("_", "-")
+    """Turn a field name into its key in a file: ``from_``, since Python keeps ``from`` to itself, is ``from``."""
+    return name.removesuffix("_").replace("_", "-")
 
 
 class Settings(BaseModel):

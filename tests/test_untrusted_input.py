@@ -6,6 +6,7 @@ The readers are found in the source: one that is missing below, or that parses b
 from __future__ import annotations
 
 import ast
+import io
 import re
 import shutil
 import socket
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 import tomllib
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import openpyxl
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 import securefda
@@ -41,7 +46,7 @@ from securefda.dashboard import place
 from securefda.dashboard.place import Place
 from securefda.dashboard.site_reader import SiteReader, _Lines
 from securefda.disk import FileContent, write_file
-from securefda.errors import ConfigError, ExitCode, SecureFdaError
+from securefda.errors import ConfigError, DataError, ExitCode, SecureFdaError
 from securefda.local import launcher
 from securefda.local.children import Child
 from securefda.operations.run_folder import ROUND, RunFolder, read_run
@@ -62,6 +67,7 @@ from securefda.site.policy import load_policy
 from securefda.site.policy.schema import parse_policy
 from securefda.site.request import SiteRequest
 from securefda.tasks.features_file import read_features
+from securefda.tasks.mapping import read_mapping, read_table
 from securefda.threat_register import load_last_run, load_register
 
 PACKAGE = Path(securefda.__file__).parent
@@ -314,6 +320,7 @@ READERS = {
         in_file("source.toml", lambda file: load_site(file, [], {}, NOW, rows_of_site, logged=logged_charges)),
         b"[source]\nkit = 'x'",
     ),
+    "tasks.mapping.read_mapping": TomlReader(in_file("a.mapping.toml", read_mapping), b""),
     "tasks.features_file._of_safetensors": Reader(of_one_feature, b'{"__metadata__":@,%s}' % ONE_FEATURE),
     "tasks.features_file._names": Quoted(
         of_one_feature, b'{"__metadata__":{"classes":@},%s}' % ONE_FEATURE, inner=b"[@]"
@@ -514,6 +521,69 @@ def test_the_bound_is_the_same_for_json_and_toml(shape: str, levels: int) -> Non
 )
 def test_brackets_and_dots_in_texts_and_comments_do_not_count(text: str) -> None:
     assert toml_table(text) == tomllib.loads(text)
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.writestr("a.txt", "a")
+    return file.getvalue()
+
+
+def workbook_with(sheet: bytes) -> bytes:
+    """An Excel file whose sheet is this XML."""
+    book, changed = io.BytesIO(), io.BytesIO()
+    openpyxl.Workbook().save(book)
+    with zipfile.ZipFile(book) as packed, zipfile.ZipFile(changed, "w", zipfile.ZIP_DEFLATED) as repacked:
+        for name in packed.namelist():
+            repacked.writestr(name, sheet if name == "xl/worksheets/sheet1.xml" else packed.read(name))
+    return changed.getvalue()
+
+
+def parquet_file() -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"x": list(range(1000))}), file)
+    return file.getvalue()
+
+
+LAUGHS = (
+    b"<?xml version='1.0'?><!DOCTYPE a [<!ENTITY a '"
+    + b"ha" * 1000
+    + b"'>"
+    + b"".join(b"<!ENTITY %c '%s'>" % (97 + n, b"&%c;" % (96 + n) * 10) for n in range(1, 15))
+    + b"]><worksheet xmlns='http://schemas.openxmlformats.org/spreadsheetml/2006/main'>&o;</worksheet>"
+)
+NESTED = b"<a>" * 100_000
+TABLES = {
+    "xlsx": {
+        "nothing": b"",
+        "no archive": b"PK\3\4" + bytes(100),
+        "another archive": zipped(),
+        "cut": workbook_with(b"")[:-100],
+        "no sheet": workbook_with(b""),
+        "no XML": workbook_with(b"\xff<"),
+        "entities of entities": workbook_with(LAUGHS),
+        "nesting": workbook_with(NESTED),
+    },
+    "parquet": {
+        "nothing": b"",
+        "no file of its kind": b"PAR1" + bytes(100),
+        "cut": parquet_file()[:-100],
+        "another end": parquet_file()[:-200] + b"\xff" * 192 + b"PAR1",
+        "other pages": parquet_file()[:4] + b"\xff" * 500 + parquet_file()[504:],
+    },
+}
+"""Files of tables that are none, by their suffix."""
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [(suffix, kind) for suffix in TABLES for kind in TABLES[suffix]])
+def test_a_table_that_is_none_is_refused_in_one_line(suffix: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / f"a.{suffix}").write_bytes(TABLES[suffix][kind])
+    began = time.monotonic()
+    with pytest.raises(DataError) as caught:
+        read_table(tmp_path / f"a.{suffix}")
+    assert time.monotonic() - began < 5
+    one_line(caught.value)
 
 
 def test_every_reader_of_the_package_is_in_the_table() -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def new(
     name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to make; also the federation's name.")],
     tabular: Annotated[
-        Path | None, typer.Option("--tabular", metavar="FILE.csv", help="Learn from tables like this example.")
+        Path | None,
+        typer.Option("--tabular", metavar="FILE", help="Learn from tables like this one: .csv, .xlsx, .parquet."),
     ] = None,
     images: Annotated[
         Path | None,
@@ -31,6 +32,10 @@ def new(
         typer.Option("--features", metavar="DIR", help="Fit a head to the features in DIR/SITE.safetensors or *.npz."),
     ] = None,
     label: Annotated[str, typer.Option("--label", help="Column to predict; default: the last one.")] = "",
+    event: Annotated[
+        str,
+        typer.Option("--event", help="Where --label is a time: column that is 1 if the event happened then, else 0."),
+    ] = "",
     group: Annotated[
         str, typer.Option("--group", help="Column that names what rows belong together, such as the patient.")
     ] = "",
@@ -48,6 +53,7 @@ def new(
     """
     of_tables = {
         "--label": label,
+        "--event": event,
         "--group": group,
         "--site-column": site_column,
         "--separator": separator,
@@ -60,7 +66,9 @@ def new(
         raise ConfigError(given[1], f"does not go with {given[0]}", hint="make two folders")
     for option, value in (*of_tables.items(), ("--target", target)):
         if value and tabular is None and (not given or option in of_tables):
-            raise ConfigError(option, "is of a table", hint="add --tabular FILE.csv")
+            raise ConfigError(option, "is of a table", hint="add --tabular FILE")
+    if event and not label:
+        raise ConfigError("--event", "needs the column of the times", hint="name it by --label")
     if decimal not in ("", ".", ","):
         raise ConfigError("--decimal", f"{decimal!r} is no decimal mark", hint="name . or ,")
     separator = "\t" if separator == "\\t" else separator
@@ -69,7 +77,9 @@ def new(
     from securefda.local.new_folder import Choices, new_features, new_images, new_plain, new_tabular
 
     if tabular is not None:
-        made = new_tabular(name, tabular, Choices(label, group, site_column, target, separator, decimal, encoding))
+        made = new_tabular(
+            name, tabular, Choices(label, event, group, site_column, target, separator, decimal, encoding)
+        )
     elif images is not None:
         made = new_images(name, images, target)
     elif features is not None:

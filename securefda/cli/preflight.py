@@ -94,7 +94,8 @@ def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> list[str]:
     figures = ", ".join(f"{name} {tried.batch[name]:.4g}" for name in ("loss", "accuracy") if name in tried.batch)
     batch = f"one batch of {tried.batch['rows']:.0f} rows{f': {figures}' if figures else ''}"
     line, *warnings = check_rows(kit, config)
-    return [f"{line}; {batch}", *warnings, *tried.notes]
+    read = f"; read from {tried.read_from}" if tried.read_from else ""
+    return [f"{line}; {batch}{read}", *warnings, *tried.notes]
 
 
 def _text(findings: tuple[Finding, ...]) -> str:

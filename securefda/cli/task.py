@@ -120,5 +120,6 @@ def _text(found: TaskFound) -> str:
         lines.append(
             f"ok: {site.site}: {how} of a batch of {batch['rows']:.0f} rows{f' ({figures})' if figures else ''}"
         )
+        lines += [f"  read from {site.read_from}"] if site.read_from else []
         lines += [f"  note: {note}" for note in site.notes]
     return "\n".join(lines)

@@ -15,23 +15,26 @@ import shutil
 import textwrap
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
 
-from securefda.disk import read_whole
+from securefda.disk import read_whole, writing_errors
 from securefda.errors import ConfigError, DataError
 from securefda.site.config import load_federation, site_policy
 from securefda.site.config.sections import SITE_ID_PATTERN
 from securefda.site.policy import default_policy_text
-from securefda.tasks import image_folder, tabular
+from securefda.tasks import image_folder, table_files, tabular
 from securefda.tasks.features import FACTORY as FEATURES
 from securefda.tasks.features import MULTI_LABEL_FACTORY as MULTI_LABEL_FEATURES
 from securefda.tasks.features_file import NO_LABEL, SUFFIXES, read_features
-from securefda.tasks.guess import FEWEST_OF_A_CATEGORY, CsvFormat, Guess, guess, guess_format
+from securefda.tasks.guess import FEWEST_OF_A_CATEGORY, Guess, guess, guess_format
+from securefda.tasks.guess_mapping import Draft, draft_mapping
 from securefda.tasks.held_out import HeldOut
-from securefda.tasks.tabular import Column, Table, TabularOptions, category, plain, read_table
+from securefda.tasks.mapping import MAPPING_SUFFIX, file_of_site, read_table
+from securefda.tasks.table_files import CsvFormat, Table, category, plain
+from securefda.tasks.tabular import Column, TabularOptions
 from securefda.text import names, printable
 
 FEDERATION_FILE, POLICY_FILE, DATA_FOLDER = "federation.toml", "policy.toml", "data"
@@ -66,8 +69,9 @@ class _Sites:
     """The sites, where their rows lie, and what of that is made up.
 
     ``target_rows`` are what decides the side of each row of the target, and its label.
-    ``write`` puts rows into a folder of their own, where they do not lie in one already.
+    ``write`` puts rows into a folder of their own, where they do not lie in one already, or mappings beside them.
     ``labelled`` says whether the target's rows have labels.
+    ``read_from`` says of each site how its file was read, where they differ.
     """
 
     target: str
@@ -78,6 +82,7 @@ class _Sites:
     note: str
     write: Callable[[Path], None] | None = None
     labelled: bool = True
+    read_from: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class Choices:
     """The user's choices for a tabular folder; empty ones follow from the example."""
 
     label: str = ""
+    event: str = ""
     group: str = ""
     site_column: str = ""
     target: str = ""
@@ -110,26 +116,34 @@ def new_plain(folder: Path) -> NewFolder:
 
 
 def new_tabular(folder: Path, file: Path, choices: Choices) -> NewFolder:
-    """Make a folder whose federation trains on CSV files, described by one example.
+    """Make a folder whose federation trains on tables, described by one example.
 
-    The sites are the CSV files beside the example that have its columns, if there are three or more; or the values of
-    a column; or made up, each with some of the example's rows.
+    The sites are the files beside the example that have its columns, if there are three or more; or the values of a
+    column; or made up, each with some of the example's rows. A file that is written otherwise than the example, or has
+    other names, gets a mapping beside it, unless it has one.
 
     Raises:
         ConfigError: the folder is there already, or an argument names what there is not.
         DataError: the example cannot be read, or is too small.
     """
     name = _name_of(folder)
-    csv_format = guess_format(file, separator=choices.separator, decimal=choices.decimal, encoding=choices.encoding)
-    table = read_table(file, separator=csv_format.separator, encoding=csv_format.encoding)
-    found = guess(_without(table, choices.site_column), csv_format, choices.label, choices.group)
+    is_csv = file.suffix.lower() not in (*table_files.SUFFIXES[1:], ".toml")
+    csv_format = CsvFormat()
+    if is_csv:
+        separator, decimal, encoding = choices.separator, choices.decimal, choices.encoding
+        csv_format = guess_format(file, separator=separator, decimal=decimal, encoding=encoding)
+    table = _read_as(file, csv_format)
+    csv_format = replace(csv_format, decimal=table.decimal)
+    found = guess(_without(table, choices.site_column), csv_format, choices.label, choices.group, choices.event)
     read = TabularOptions(label=found.label, columns=found.columns, group=choices.group)
     sites = _sites_of_table(file, table, read, csv_format, choices)
-    if sites.write is not None:
+    if sites.data_dir == DATA_FOLDER:
         csv_format = CsvFormat(csv_format.separator, csv_format.decimal, "utf-8")  # as the new files are written
     notes = [
         f"predicts {found.label.column}" + ("" if choices.label else ", the last column; --label names another"),
-        f"reads it with separator {csv_format.separator!r} and decimal mark {csv_format.decimal!r}",
+        f"reads it with separator {csv_format.separator!r} and decimal mark {csv_format.decimal!r}"
+        if is_csv
+        else f"reads {table.source}",
         *(f"{column}: {remark}" for column, remark in found.remarks.items()),
     ]
     heading = (
@@ -138,8 +152,13 @@ def new_tabular(folder: Path, file: Path, choices: Choices) -> NewFolder:
         f"{FEWEST_OF_A_CATEGORY} rows have. What must not be shown, replace by public numbers: those of a textbook."
     )
     options = _options_text(found, csv_format, choices.group, sites)
-    made = _make(folder, sites, tabular.FACTORY, options, heading, holds="SITE.csv", name=name)
-    return NewFolder(made.folder, made.files, made.target, made.sources, (*notes, *made.notes))
+    holds = f"SITE.csv, .xlsx or .parquet, or SITE{MAPPING_SUFFIX}"
+    made = _make(folder, sites, tabular.FACTORY, options, heading, holds=holds, name=name)
+    return replace(made, notes=(*notes, *made.notes, *sites.read_from))
+
+
+def _read_as(path: Path, csv_format: CsvFormat) -> Table:
+    return read_table(path, separator=csv_format.separator, decimal=csv_format.decimal, encoding=csv_format.encoding)
 
 
 def new_images(folder: Path, images: Path, target: str = "") -> NewFolder:
@@ -276,38 +295,48 @@ def _site_id(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")[:63].rstrip("-")
 
 
+def _site_of(path: Path) -> str:
+    """Return the site whose rows a file holds, or whose mapping it is, by its name."""
+    return path.name.removesuffix(MAPPING_SUFFIX) if path.name.endswith(MAPPING_SUFFIX) else path.stem
+
+
 def _without(table: Table, name: str) -> Table:
     """Return the table without the column that names the site, which no model may read."""
     name = plain(name)
     if name and name not in table.cells:
         hint = f"columns: {', '.join(table.cells)}"
         raise ConfigError(f"--site-column {name}", f"{table.path} has no such column", hint=hint)
-    return Table(table.path, {each: cells for each, cells in table.cells.items() if each != name}, table.lines)
+    return replace(table, cells={each: cells for each, cells in table.cells.items() if each != name})
 
 
 def _sites_of_table(file: Path, table: Table, read: TabularOptions, csv_format: CsvFormat, choices: Choices) -> _Sites:
     if choices.site_column:
         return _sites_of_column(table, read, csv_format, plain(choices.site_column), choices.target)
-    wanted = {read.label.column, *read.read, *([read.group] if read.group else [])}
-    found, left_out = _tables_beside(file, wanted, csv_format)
-    beside = {**found, file.stem: table}
-    unlabelled = None
-    if choices.target not in beside:
-        unlabelled = _unlabelled_target(file.parent, choices.target, wanted - {read.label.column}, csv_format)
-    if unlabelled is not None:
-        beside[choices.target] = unlabelled
-        left_out = [line for line in left_out if not line.startswith(f"{choices.target}.csv ")]
+    site = _site_of(file)
+    found, left_out = _beside(file, table, read, csv_format, choices.target)
+    beside = {**found, site: Draft(table, "", ())}
     named = [*left_out[:_NAMED_FILES], *([f"{len(left_out) - _NAMED_FILES} more"] if left_out[_NAMED_FILES:] else [])]
     others = f". Not taken for sites: {', '.join(named)}" if named else ""
-    target = choices.target or file.stem
-    if re.fullmatch(SITE_ID_PATTERN, file.stem) and len(beside) >= FEWEST_SITES:
-        _require_sites(sorted(beside), target, str(file.parent), "a site's file is SITE.csv")
-        sources = tuple(site for site in sorted(beside) if site != target)
-        note = f"the sites are the CSV files in {file.parent.absolute()} with the columns of {file.name}{others}"
-        largest = max(len(beside[site]) for site in sources)
+    target = choices.target or site
+    if re.fullmatch(SITE_ID_PATTERN, site) and len(beside) >= FEWEST_SITES:
+        _require_sites(sorted(beside), target, str(file.parent), "a site's file is SITE.csv, .xlsx or .parquet")
+        sources = tuple(one for one in sorted(beside) if one != target)
+        note = f"the sites are the files in {file.parent.absolute()} with the columns of {file.name}{others}"
+        largest = max(len(beside[one].table) for one in sources)
         data_dir = str(file.parent.absolute())
-        rows = () if unlabelled is not None else _contents(beside[target], read)
-        return _Sites(target, sources, data_dir, largest, rows, note, labelled=unlabelled is None)
+        labelled = read.label.column in {*beside[target].table.cells, *beside[target].open}
+        is_whole = labelled and not beside[target].open
+        rows = _contents(beside[target].table, read) if is_whole else ()
+        mappings = {file.with_name(f"{one}{MAPPING_SUFFIX}"): draft.text for one, draft in beside.items() if draft.text}
+
+        def write_mappings(_: Path) -> None:
+            for path, text in mappings.items():
+                with writing_errors(path), path.open("x", encoding="utf-8") as new:
+                    new.write(text)
+
+        write = write_mappings if mappings else None
+        read_from = tuple(f"{one}: {_read_from(beside[one], one)}" for one in sorted(beside)) if mappings else ()
+        return _Sites(target, sources, data_dir, largest, rows, note, write, labelled, read_from)
     if choices.target:
         hint = f"--target needs --site-column, or three other files with these columns in {file.parent.absolute()}"
         raise ConfigError(f"--target {choices.target}", "there are no sites yet to choose from", hint=hint)
@@ -349,35 +378,47 @@ def _require_sites(sites: Sequence[str], target: str, where: str, how: str) -> N
         raise DataError(where, why, hint=how)
 
 
-def _tables_beside(file: Path, wanted: set[str], csv_format: CsvFormat) -> tuple[dict[str, Table], list[str]]:
-    """Return site id -> each CSV file in the same folder with these columns, and why each other file is left out."""
-    found: dict[str, Table] = {}
+def _beside(
+    file: Path, example: Table, read: TabularOptions, csv_format: CsvFormat, target: str
+) -> tuple[dict[str, Draft], list[str]]:
+    """Return site id -> each table in the same folder with the columns of the task, and why others are left out.
+
+    A target's table need not have the label.
+    """
+    found: dict[str, Draft] = {}
     left_out: list[str] = []
-    for path in sorted(file.parent.glob("*.csv")):
-        if path == file:
+    endings = (*table_files.SUFFIXES, MAPPING_SUFFIX)
+    others = sorted(path for path in file.parent.iterdir() if path.name.lower().endswith(endings))
+    for site in dict.fromkeys(map(_site_of, others)):
+        if site == _site_of(file):
             continue
-        if not re.fullmatch(SITE_ID_PATTERN, path.stem):
+        path = next(path for path in others if _site_of(path) == site)
+        if not re.fullmatch(SITE_ID_PATTERN, site):
             left_out.append(f"{path.name} (its name is no site id: lowercase letters, digits and hyphens)")
             continue
         try:
-            table = read_table(path, separator=csv_format.separator, encoding=csv_format.encoding)
-        except DataError as error:
+            path = file_of_site(file.parent, site)
+            if path.name.endswith(MAPPING_SUFFIX):
+                draft = Draft(_read_as(path, csv_format), "", ())
+            else:
+                draft = draft_mapping(path, site, example, read, csv_format, may_lack_label=site == target)
+        except ConfigError as error:
             left_out.append(f"{path.name} ({error.why})")
             continue
-        if missing := sorted(wanted - table.cells.keys()):
+        wanted = {*read.read, *filter(None, [read.group]), *(() if site == target else read.label.columns)}
+        if missing := sorted(wanted - draft.table.cells.keys() - {*draft.open}):
             left_out.append(f"{path.name} (has no column {missing[0]})")
         else:
-            found[path.stem] = table
+            found[site] = draft
     return found, left_out
 
 
-def _unlabelled_target(folder: Path, target: str, wanted: set[str], csv_format: CsvFormat) -> Table | None:
-    """Return the target's table if only the label is missing from the columns that a model needs."""
-    path = folder / f"{target}.csv"
-    if not target or not path.is_file():
-        return None
-    table = read_table(path, separator=csv_format.separator, encoding=csv_format.encoding)
-    return table if wanted <= table.cells.keys() else None
+def _read_from(draft: Draft, site: str) -> str:
+    """Describe how a site's file was read, and what of its new mapping is to be filled in."""
+    if not draft.text:
+        return draft.table.source
+    still = f"; fill in {names(draft.open)}" if draft.open else ""
+    return f"{draft.table.source}, guessed in {site}{MAPPING_SUFFIX}: look at it{still}"
 
 
 def _contents(table: Table, read: TabularOptions) -> list[tuple[bytes, str]]:
@@ -546,7 +587,7 @@ def _options_text(found: Guess, csv_format: CsvFormat, group: str, sites: _Sites
     label = found.label.model_dump(by_alias=True, exclude_defaults=True)
     lines = ["[task.options]"]
     lines.append(f"separator = {_toml(csv_format.separator)}         # this and the next two: how files are written")
-    lines.append(f"decimal = {_toml(csv_format.decimal)}           # each site may change them in its own settings")
+    lines.append(f"decimal = {_toml(csv_format.decimal)}           # where no SITE{MAPPING_SUFFIX} says otherwise")
     lines.append(f"encoding = {_toml(csv_format.encoding)}")
     if group:
         lines.append(f"group = {_toml(plain(group))}  # its rows stay on one side of the split")

@@ -89,9 +89,10 @@ class SplitFound:
 
 @dataclass(slots=True)
 class SiteFound:
-    """The findings at one site; ``error`` is the first problem there."""
+    """The findings at one site: how a table was read, its rows, and in ``error`` the first problem there."""
 
     site: str
+    read_from: str = ""
     splits: list[SplitFound] = field(default_factory=list)
     batch: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -123,6 +124,7 @@ class TaskFound:
             "sites": [
                 {
                     "site": found.site,
+                    "read_from": found.read_from,
                     "splits": [asdict(split) for split in found.splits],
                     "batch": found.batch,
                     "notes": found.notes,
@@ -229,6 +231,7 @@ def _check_site(
     is_target = site == task.settings.target
     try:
         train = rows_of(task, site, "train")
+        checked.read_from = task.source_of(site) if isinstance(task, Tabular) else ""
         _add_split(task, checked, "train", train)
         if policy is not None:
             require_room_for(len(train), policy)
@@ -303,6 +306,7 @@ def _check_unlabelled(
     try:
         given, test = unlabelled_target(task)
         train = Unlabelled(given.features)
+        found.read_from = task.source_of(site) if isinstance(task, Tabular) else ""
         _add_split(task, found, "train", train)
         if test is not None:
             _add_split(task, found, "test", test)

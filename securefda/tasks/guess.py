@@ -21,31 +21,15 @@ from typing import Literal
 
 from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
-from securefda.tasks.tabular import (
-    MISSING_VALUES,
-    Column,
-    Label,
-    Table,
-    category,
-    is_date,
-    is_number,
-    plain,
-)
+from securefda.tasks.table_files import MISSING_VALUES, CsvFormat, Table, category, is_date, is_number, plain
+from securefda.tasks.tabular import Column, Label
 
 FEWEST_OF_A_CATEGORY = 5
 _MOST_CATEGORIES = 20
 _MOST_CLASSES = 20
 _LINES = 200
+_PLAIN = CsvFormat()
 _IDENTIFIER = re.compile(r"(^|[^a-z])(id|nr|no|nummer|number|mrn|pid|patient|fall|case|index)([^a-z]|$)", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class CsvFormat:
-    """The format of a CSV file."""
-
-    separator: str
-    decimal: str
-    encoding: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +41,11 @@ class Guess:
     remarks: dict[str, str]
 
 
-def guess_format(path: Path, *, separator: str = "", decimal: str = "", encoding: str = "") -> CsvFormat:
-    """Guess a file's format; arguments that are given are taken as they are.
+def guess_format(
+    path: Path, *, separator: str = "", decimal: str = "", encoding: str = "", like: CsvFormat = _PLAIN
+) -> CsvFormat:
+    """Guess a file's format; arguments that are given are taken as they are. What the file does not show is as in
+    ``like``.
 
     Raises:
         DataError: the file cannot be read.
@@ -69,7 +56,7 @@ def guess_format(path: Path, *, separator: str = "", decimal: str = "", encoding
         is_folder = isinstance(error, IsADirectoryError)
         hint = "name the target's CSV file in it" if is_folder else "check the path"
         raise DataError(str(path), f"cannot be read: {error.strerror}", hint=reading_hint(error, hint)) from error
-    tried = encoding or _encoding_of(data)
+    tried = encoding or _encoding_of(data, like.encoding)
     try:
         text = data.decode(tried)
     except (UnicodeError, LookupError) as error:
@@ -81,15 +68,18 @@ def guess_format(path: Path, *, separator: str = "", decimal: str = "", encoding
     encoding = tried
     lines = [line for line in text.removeprefix("\ufeff").splitlines()[:_LINES] if line.strip(" ;,\t")]
     lines = lines[1:] if lines and lines[0].lower().startswith("sep=") else lines
-    separator = separator or max(";\t|,", key=lambda mark: _columns_by(mark, lines))
+    separator = separator or max(f"{like.separator};\t|,", key=lambda mark: _columns_by(mark, lines))
     if not decimal:
         commas = sum(len(re.findall(r"(?<![0-9,.])-?[0-9]+,[0-9]+(?![0-9,.])", line)) for line in lines)
         points = sum(len(re.findall(r"(?<![0-9,.])-?[0-9]+\.[0-9]+(?![0-9,.])", line)) for line in lines)
-        decimal = "," if separator != "," and commas > points else "."
-    return CsvFormat(separator, decimal, encoding)
+        shown = like.decimal if commas == points else "," if commas > points else "."
+        decimal = "." if separator == "," else shown
+    return CsvFormat(separator, "," if decimal == "," else ".", encoding)
 
 
-def _encoding_of(data: bytes) -> str:
+def _encoding_of(data: bytes, like: str) -> str:
+    if data.isascii() and b"\0" not in data:
+        return "utf-8" if like.startswith("utf-16") else like
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     try:
@@ -102,14 +92,14 @@ def _encoding_of(data: bytes) -> str:
 def _columns_by(separator: str, lines: Sequence[str]) -> int:
     """Return how many columns a separator gives; 0 if the lines do not all have the same number."""
     try:
-        lengths = {len(line) for line in csv.reader(io.StringIO("\n".join(lines)), delimiter=separator) if line}
+        lengths = [len(line) for line in csv.reader(io.StringIO("\n".join(lines)), delimiter=separator) if line]
     except csv.Error:
         return 0
-    (length, *others) = lengths or {0}
+    (length, *others) = set(lengths[1:] if len(lengths) > 2 else lengths) or {0}  # the first may count rows
     return 0 if others or length < 2 else length
 
 
-def guess(table: Table, csv_format: CsvFormat, label: str = "", group: str = "") -> Guess:
+def guess(table: Table, csv_format: CsvFormat, label: str = "", group: str = "", event: str = "") -> Guess:
     """Guess the type of each column of an example.
 
     Args:
@@ -117,14 +107,15 @@ def guess(table: Table, csv_format: CsvFormat, label: str = "", group: str = "")
         csv_format: how its file is written.
         label: the column to predict; default: the last one.
         group: the column that names what rows belong together; it is not read.
+        event: where the label is a time, the column that says whether the event happened then.
 
     Raises:
         ConfigError: there is no such column.
         DataError: no model can predict the label, or no other column can be read.
     """
     names = list(table.cells)
-    label, group = plain(label) or names[-1], plain(group)
-    for option, name in (("--label", label), ("--group", group)):
+    label, group, event = plain(label) or names[-1], plain(group), plain(event)
+    for option, name in (("--label", label), ("--group", group), ("--event", event)):
         if name and name not in names:
             near = get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"columns: {', '.join(names)}"
@@ -134,7 +125,7 @@ def guess(table: Table, csv_format: CsvFormat, label: str = "", group: str = "")
     columns: dict[str, Column] = {}
     remarks: dict[str, str] = {}
     for name in names:
-        if name == label:
+        if name in (label, event):
             continue
         columns[name], remarks[name] = (
             (Column(type="ignored"), "the group") if name == group else _column(name, table.cells[name], csv_format)
@@ -144,7 +135,8 @@ def guess(table: Table, csv_format: CsvFormat, label: str = "", group: str = "")
             f"separator {csv_format.separator!r}, decimal mark {csv_format.decimal!r}: name others, or look at the file"
         )
         raise DataError(str(table.path), f"no column but {label} holds numbers or categories", hint=hint)
-    return Guess(_label(table, label, csv_format), columns, {name: text for name, text in remarks.items() if text})
+    predicted = _time(table, label, event, csv_format) if event else _label(table, label, csv_format)
+    return Guess(predicted, columns, {name: text for name, text in remarks.items() if text})
 
 
 def _column(name: str, cells: Sequence[str], csv_format: CsvFormat) -> tuple[Column, str]:
@@ -207,6 +199,32 @@ def _label(table: Table, name: str, csv_format: CsvFormat) -> Label:
     what = "one value" if len(classes) == 1 else f"{len(classes)} different values, and not all are numbers"
     hint = f"--label names the column to predict; columns: {', '.join(table.cells)}"
     raise DataError(str(table.path), f"column {name} cannot be predicted: it has {what}", hint=hint)
+
+
+def _time(table: Table, name: str, event: str, csv_format: CsvFormat) -> Label:
+    """Guess a horizon, 1, 2 or 5 times a power of ten below most times, and by Kaplan and Meier the share without the
+    event then.
+    """
+    rows = [pair for pair in zip(table.cells[name], table.cells[event], strict=True) if not {*pair} & {*MISSING_VALUES}]
+    times, events = (_numbers([pair[place] for pair in rows], csv_format) for place in (0, 1))
+    for column, numbers, fits, hint in (
+        (name, times, bool(times) and min(times) >= 0 < max(times), "times count from when a row is first seen"),
+        (event, events, set(events) == {0, 1}, "1 where it happened, 0 where not; levels in a mapping turn others"),
+    ):
+        if not fits:
+            what = "no numbers" if not numbers else "other numbers than a time or 0 and 1 can be"
+            raise DataError(f"{table.path}, column {column}", f"holds {what}", hint=hint)
+    late = sorted(times)[9 * len(times) // 10]
+    power = 10.0 ** math.floor(math.log10(late or max(times)))
+    horizon = max(step * power for step in (1, 2, 5) if step * power <= (late or max(times)))
+    share, at_risk = 1.0, len(times)
+    for time, happened in sorted(zip(times, events, strict=True), key=lambda pair: (pair[0], -pair[1])):
+        if time <= horizon and happened:
+            share *= 1 - 1 / at_risk
+        at_risk -= 1
+    missing: Literal["drop-row", "refuse"] = "drop-row" if len(rows) < len(table) else "refuse"
+    survival = min(0.9, max(0.1, round(share, 1)))
+    return Label(column=name, event=event, horizon=_tidy(horizon), survival=survival, missing=missing)
 
 
 def _round_scaling(numbers: Sequence[float]) -> tuple[float, float]:

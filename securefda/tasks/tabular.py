@@ -1,23 +1,20 @@
-"""Tables without code: each site's rows in a CSV file, numbers and categories; the label is a class, number or time.
+"""Tables without code: each site's rows in a file or query, numbers and categories; the label is a class, number or
+time.
 
 The federation's options contain all that sites must have in common: columns, categories, scaling, classes. Nothing is
-learnt from a site's rows before training, so one row changes no other, and DP-SGD can bound the effect of a row. Each
-site has its own file format: separator, decimal mark, encoding.
+learnt from a site's rows before training, so one row changes no other, and DP-SGD can bound the effect of a row. How
+a site writes its rows, it says in a mapping of its own.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -26,51 +23,33 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
-from securefda.disk import read_whole
-from securefda.errors import ConfigError, DataError, reading_hint
+from securefda.errors import ConfigError, DataError
 from securefda.settings import Settings, parse_settings
 from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled
 from securefda.tasks.features import MULTI_LABEL_FACTORY
 from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
+from securefda.tasks.mapping import (
+    MAPPING_SUFFIX,
+    Decimal,
+    Encoding,
+    MissingValues,
+    Name,
+    Separator,
+    file_of_site,
+    read_table,
+)
 from securefda.tasks.metric_functions import class_metrics, concordance, number_metrics
-from securefda.text import counted, names
+from securefda.tasks.table_files import MISSING_VALUES, Table, category, is_date, is_number
+from securefda.text import names
 
 FACTORY = "securefda.tasks.tabular:Tabular"
-MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "?")
+_SPELT = "a site that spells one otherwise lists it in the levels of its mapping"
 _FAR_MEAN = 2.0
 """A site's mean this many public scales from the public center is far from it."""
 
 _FAR_SPREAD = 5.0
 """A site's standard deviation is far from the public scale if one is this many times the other."""
-
-_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_WHOLE = re.compile(r"(-?[0-9]+)[.,]0+")
-_DATE = re.compile(r"[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?")
-
-
-def plain(text: str) -> str:
-    """Normalise a cell, a column's name or a category for comparison: one form of each umlaut, no blanks around it."""
-    return unicodedata.normalize("NFC", text).strip()
-
-
-def category(text: str) -> str:
-    """Normalise a category's cell for comparison: as `plain` does, and ``1.0`` becomes ``1``."""
-    text = plain(text)
-    whole = _WHOLE.fullmatch(text)
-    return whole[1] if whole else text
-
-
-def is_number(text: str, decimal: str) -> bool:
-    """Return whether a cell is a number with this decimal mark, without thousands separators."""
-    return not (decimal == "," and "." in text) and _NUMBER.fullmatch(text.replace(decimal, ".")) is not None
-
-
-def is_date(text: str) -> bool:
-    """Return whether a cell looks like a date: three numbers with points, slashes or hyphens between, perhaps a
-    time.
-    """
-    return _DATE.fullmatch(text) is not None
 
 
 def _different(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -90,21 +69,6 @@ def _one_column(name: object) -> object:
     return name
 
 
-def _one_character(value: str) -> str:
-    if len(value) != 1 or value in '"\r\n':
-        raise ValueError("must be one character, such as , or ; or a tab")
-    return value
-
-
-def _encoding(value: str) -> str:
-    try:
-        "".encode(value)
-    except LookupError:
-        raise ValueError("must be an encoding that Python knows, such as utf-8 or cp1252") from None
-    return value
-
-
-Name = Annotated[str, AfterValidator(plain)]
 Values = Annotated[
     tuple[Annotated[str, AfterValidator(category)], ...], Field(strict=False), AfterValidator(_different)
 ]
@@ -216,16 +180,16 @@ class TabularOptions(Settings):
     hidden_units: Annotated[int, Field(ge=0, le=4096)] = 16
     """Units of the model's one hidden layer; 0 for a linear model."""
 
-    separator: Annotated[str, AfterValidator(_one_character)] = ","
-    """The separator between the cells of a line. It and the next three may differ between sites."""
+    separator: Separator = ","
+    """The separator between the cells of a line of CSV. A site's mapping decides over it and the next three."""
 
-    decimal: Literal[".", ","] = "."
-    """The decimal mark."""
+    decimal: Decimal = "."
+    """The decimal mark of CSV."""
 
-    encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"
-    """Encoding of the file; a byte order mark at its beginning is skipped."""
+    encoding: Encoding = "utf-8"
+    """Encoding of CSV; a byte order mark at its beginning is skipped."""
 
-    missing_values: Annotated[tuple[Name, ...], Field(strict=False)] = MISSING_VALUES
+    missing_values: MissingValues = MISSING_VALUES
     """The contents of a cell without a value."""
 
     group: Name = ""
@@ -257,6 +221,13 @@ class TabularOptions(Settings):
         """Return the columns that the model reads, by name, so that the order of the file does not matter."""
         return {name: self.columns[name] for name in sorted(self.columns) if self.columns[name].type != "ignored"}
 
+    @property
+    def categories(self) -> dict[str, tuple[str, ...]]:
+        """Return every column that the options name, with its categories; a number has none."""
+        label = {self.label.column: self.label.classes} | ({self.label.event: ("0", "1")} if self.label.event else {})
+        group: dict[str, tuple[str, ...]] = {self.group: ()} if self.group else {}
+        return group | {name: column.values for name, column in self.columns.items()} | label
+
     def contents(self, table: Table) -> Iterable[bytes]:
         """Return the content of each row that decides whether it is held out: its group, or all cells that are read."""
         read = [self.group] if self.group else [*self.read, *self.label.columns]
@@ -286,74 +257,9 @@ def parse_options(options: Mapping[str, object]) -> TabularOptions:
     return parse_settings(_Root, {"task": {"options": dict(options)}}, file=Path("task.options")).task.options
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A CSV file: ``cells[name][i]`` is the cell of column ``name`` in row i, and ``lines[i]`` its line."""
-
-    path: Path
-    cells: Mapping[str, Sequence[str]]
-    lines: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def part(self, rows: Sequence[int]) -> Table:
-        """Return the table with these rows only."""
-        return Table(
-            self.path,
-            {name: [column[row] for row in rows] for name, column in self.cells.items()},
-            [self.lines[row] for row in rows],
-        )
-
-
-def read_table(path: Path, *, separator: str = ",", encoding: str = "utf-8", who: str = "") -> Table:
-    """Read a CSV file whose first line names the columns. Empty lines, and a first line such as ``sep=;``, are skipped.
-
-    Args:
-        path: the file.
-        separator: between cells.
-        encoding: of the text.
-        who: site id, for messages; they hold no cell of the file. Their hints may name a line.
-
-    Raises:
-        DataError: the file is missing, no text in this encoding, has no rows, two columns of one name, or lines of
-            other lengths.
-    """
-    key = f"{who}: {path}" if who else str(path)
-    try:
-        text = read_whole(path).decode("utf-8-sig" if encoding.lower().replace("_", "-") == "utf-8" else encoding)
-    except OSError as error:
-        hint = f"set task.data-dir to the folder that holds {path.name}" if who else "check the path"
-        raise DataError(key, f"cannot be read: {error.strerror}", hint=reading_hint(error, hint)) from error
-    except UnicodeError as error:
-        hint = 'set task.options.encoding; files of Windows are often "cp1252"'
-        raise DataError(key, f"is not {encoding} text", hint=hint) from error
-    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), delimiter=separator, strict=True)
-    try:
-        lines = [(reader.line_num, line) for line in reader if any(cell.strip() for cell in line)]
-    except csv.Error as error:
-        hint = f"line {reader.line_num}: look for a quotation mark that is not closed, or for another separator"
-        raise DataError(key, "is not a table of cells in quotes", hint=hint) from error
-    if lines and lines[0][1][0].lower().startswith("sep="):
-        lines = lines[1:]
-    header = [plain(name) for name in lines[0][1]] if lines else []
-    if len(lines) < 2:
-        raise DataError(key, "has no rows", hint="the first line names the columns, each further one is a row")
-    if len(set(header)) < len(header):
-        doubled = sum(header.count(name) > 1 for name in set(header))
-        why = f"{counted(doubled, 'name')} above more than one column"
-        raise DataError(key, why, hint="give each column its own name")
-    uneven = [number for number, line in lines if len(line) != len(header)]
-    if uneven:
-        why = f"{len(uneven)} of {len(lines) - 1} rows have more or fewer cells than the header has names"
-        raise DataError(key, why, hint=f"line {uneven[0]} is the first; a decimal comma needs another separator")
-    columns = zip(*(line for _, line in lines[1:]), strict=True)
-    cells = {name: [plain(cell) for cell in column] for name, column in zip(header, columns, strict=True)}
-    return Table(path, MappingProxyType(cells), [number for number, _ in lines[1:]])
-
-
 class Tabular(Task):
-    """Rows of a CSV file: ``SITE.csv`` in the ``task.data-dir`` of each site.
+    """Rows of a file: ``SITE.csv``, ``.xlsx`` or ``.parquet`` in the ``task.data-dir`` of each site, or what
+    ``SITE.mapping.toml`` there names.
 
     A number becomes (number - center) / scale, and with ``missing = "fill"`` one feature more, 1 where it is missing.
     A category becomes one feature for each value, 1 for the row's own. Features stand in the order of the columns'
@@ -455,7 +361,8 @@ class Tabular(Task):
         return classes, sure
 
     def inputs_from(self, path: Path) -> Tensor:
-        """Return the features (n, k) of a CSV file, which needs no label and is otherwise as a site's own.
+        """Return the features (n, k) of a file, which needs no label and is otherwise as a site's own. A mapping beside
+        it says how it is written; the path may be that of a mapping.
 
         Raises:
             DataError: as for a site's own file; also where a value is missing whose row training leaves out.
@@ -465,7 +372,9 @@ class Tabular(Task):
         incomplete = [line for line, whole in zip(table.lines, complete, strict=True) if not whole]
         if incomplete:
             why = f"{len(incomplete)} of {len(table)} rows lack a value without which training leaves a row out"
-            raise DataError(str(path), why, hint=f"line {incomplete[0]} is the first; fill in the value, or remove it")
+            raise DataError(
+                str(path), why, hint=f"{table.counted_in} {incomplete[0]} is the first; fill in the value, or remove it"
+            )
         return torch.from_numpy(features)
 
     def predictions(self, outputs: Tensor) -> list[dict[str, str | float]]:
@@ -521,8 +430,11 @@ class Tabular(Task):
 
     def unread_columns(self, site: str) -> tuple[str, ...]:
         """Return the columns of a site's file that its options do not name."""
-        known = {*self.options.columns, *self.options.label.columns, self.options.group}
-        return tuple(name for name in self._of_site(site).cells if name not in known)
+        return tuple(name for name in self._of_site(site).cells if name not in self.options.categories)
+
+    def source_of(self, site: str) -> str:
+        """Describe where a site's rows are and how they are read, for people at the site."""
+        return self._of_site(site).source
 
     def _of_site(self, site: str) -> Table:
         self.require_site(site)
@@ -530,35 +442,46 @@ class Tabular(Task):
             if self.settings.data_dir is None:
                 hint = f"set task.data-dir to the folder that holds {site}.csv"
                 raise ConfigError("task.data-dir", "a tabular task reads each site's rows from a file", hint=hint)
-            self._tables[site] = self._table(self.settings.data_dir / f"{site}.csv", site)
+            self._tables[site] = self._table(file_of_site(self.settings.data_dir, site), site)
         return self._tables[site]
 
     def _table(self, path: Path, site: str) -> Table:
         """Read a file and check that its columns are there; only a site's own file needs the label."""
         options = self.options
-        table = read_table(path, separator=options.separator, encoding=options.encoding, who=site)
         has_label = bool(site) and not self.settings.lacks_labels(site)
+        table = read_table(
+            path,
+            separator=options.separator,
+            decimal=options.decimal,
+            encoding=options.encoding,
+            missing_values=options.missing_values,
+            who=site,
+            columns=options.categories,
+            optional=() if has_label else options.label.columns,
+        )
         wanted = [*options.read, *(options.label.columns if has_label else ()), *filter(None, [options.group])]
         absent = [name for name in wanted if name not in table.cells]
         if absent:
-            key = f"{site}: {path}" if site else str(path)
-            hint = self._hint_at(absent, list(table.cells))
+            key = f"{site}: {table.path}" if site else str(table.path)
+            hint = self._hint_at(absent, table)
             if site == self.settings.target and absent == [options.label.column]:
                 hint += '; a target without labels sets labels = "none" in its training settings'
             raise DataError(key, f"has no column {', '.join(absent)}", hint=hint)
         return table
 
-    def _hint_at(self, absent: Sequence[str], header: Sequence[str]) -> str:
+    def _hint_at(self, absent: Sequence[str], table: Table) -> str:
         """Return a hint about absent columns. The header stays at the site: a file without one has a row in its
         place.
         """
+        header = list(table.cells)
         other = next((mark for mark in ";,\t|" if mark != self.options.separator and mark in header[0]), "")
         if len(header) == 1 and other:
             return f"its lines seem to be separated otherwise: set task.options.separator = {json.dumps(other)}"
-        near = get_close_matches(absent[0], header, n=1)
+        near, mapping = get_close_matches(absent[0], header, n=1), f"{table.path.stem}{MAPPING_SUFFIX}"
         if near:
-            return f"is it {near[0]}? Names must be the same at every site, small and large letters too"
-        return f"the first line must name the columns; it names {', '.join(header)}"
+            return f"is it {near[0]}? Then rename it, or say so in {mapping} beside it"
+        named = ", ".join(header)
+        return f"the first line must name the columns; it names {named}. Other names than the task's go into {mapping}"
 
     def _split_of(self, site: str) -> HeldOut:
         return self._at_target if site == self.settings.target else self._at_sources
@@ -569,7 +492,7 @@ class Tabular(Task):
         sides = [split_of.holds_out(content) for content in self.options.contents(table)]
         if not self.settings.lacks_labels(site):
             return sides
-        labelled = ~self._missing(table.cells[label]) if label in table.cells else [False] * len(table)
+        labelled = ~table.missing(label) if label in table.cells else [False] * len(table)
         return [side and bool(has_label) for side, has_label in zip(sides, labelled, strict=True)]
 
     def _part(self, site: str, *, held_out: bool) -> Table:
@@ -586,7 +509,7 @@ class Tabular(Task):
         if kept.any():
             return
         rows, share = len(self._of_site(site)), self._split_of(site).share
-        why = f"no row of the {rows} in {site}.csv is left" if len(table) else f"has none of {rows} rows"
+        why = f"no row of the {rows} in {table.path.name} is left" if len(table) else f"has none of {rows} rows"
         hint = f"the share held out is {share:g}; another split-seed holds out other rows"
         raise DataError(where, why, hint=hint)
 
@@ -613,7 +536,7 @@ class Tabular(Task):
         complete = np.ones(len(table), dtype=bool)
         for name, column in self.options.read.items():
             cells, place = table.cells[name], _Place(where, name, table, is_trained)
-            missing = self._missing(cells)
+            missing = table.missing(name)
             if column.missing == "refuse":
                 place.refuse(missing, "hold no value", f'set missing = "fill" or "drop-row" in {_table_of(name)}')
             elif column.missing == "drop-row":
@@ -633,12 +556,12 @@ class Tabular(Task):
         """Return class numbers, scaled numbers, or times and events (n, 1 or 2), and which rows have them."""
         label = self.options.label
         cells, place = table.cells[label.column], _Place(where, label.column, table)
-        missing = self._missing(cells)
+        missing = table.missing(label.column)
         if label.missing == "refuse":
             place.refuse(missing, "hold no label", 'set task.options.label.missing = "drop-row" to leave such rows out')
         if label.event:
             cells, of_event = table.cells[label.event], _Place(where, label.event, table)
-            unknown = self._missing(cells)
+            unknown = table.missing(label.event)
             if label.missing == "refuse":
                 of_event.refuse(unknown & ~missing, "hold no event", "1 where it happened, 0 where not")
             times, events = (
@@ -654,7 +577,9 @@ class Tabular(Task):
         numbered = {value: number for number, value in enumerate(label.classes)}
         classes = [numbered.get(category(cell), -1) for cell in cells]
         unknown = np.array([number < 0 for number in classes], dtype=bool) & ~missing
-        place.refuse(unknown, "hold a class that is not listed", "list every class in task.options.label.classes")
+        place.refuse(
+            unknown, "hold a class that is not listed", f"list every class in task.options.label.classes; {_SPELT}"
+        )
         return np.array(classes, dtype=np.float64)[:, None], ~missing
 
     def _one_hot(
@@ -663,19 +588,16 @@ class Tabular(Task):
         values = np.array(column.values, dtype=object)
         marks = np.array([category(cell) for cell in cells], dtype=object)[:, None] == values[None, :]
         if column.unknown == "refuse":
-            hint = f'list it under values in {_table_of(place.column)}, or set unknown = "fill" there'
+            hint = f'list it under values in {_table_of(place.column)}, or set unknown = "fill" there; {_SPELT}'
             place.refuse(~marks.any(axis=1) & ~missing, "hold a category that is not listed", hint)
         return np.where(missing[:, None], 0.0, marks.astype(np.float64))
 
-    def _missing(self, cells: Sequence[str]) -> NDArray[np.bool_]:
-        return np.array([cell in self.options.missing_values for cell in cells], dtype=bool)
-
     def _numbers(self, cells: Sequence[str], missing: NDArray[np.bool_], place: _Place) -> NDArray[np.float64]:
         """Return the numbers of a column (n,), 0 for a missing one."""
-        decimal = self.options.decimal
+        decimal = place.table.decimal
         unfit = np.array([not is_number(cell, decimal) for cell in cells], dtype=bool) & ~missing
         if unfit.any():
-            hint, is_of_the_model = self._number_hint(cells[int(unfit.argmax())])
+            hint, is_of_the_model = _number_hint(cells[int(unfit.argmax())], place.table)
             place.refuse(unfit, "hold no number", hint, is_of_the_model=is_of_the_model)
         texts = zip(cells, missing, strict=True)
         return np.array([0.0 if gone else float(cell.replace(decimal, ".")) for cell, gone in texts])
@@ -685,16 +607,19 @@ class Tabular(Task):
         missing = self._missing(table.cells[name])
         return self._numbers(table.cells[name], missing, _Place(where, name, table)), missing
 
-    def _number_hint(self, cell: str) -> tuple[str, bool]:
-        """Return a hint, and whether following it would change the model."""
-        other = "," if self.options.decimal == "." else "."
-        if is_date(cell):
-            hint = 'dates are not read: export an age or a number of days, or set the column\'s type to "ignored"'
-            return hint, True
-        if is_number(cell, other):
-            hint = f'set task.options.decimal = "{other}" if that is the decimal mark; marks of thousands are not read'
-            return hint, False
-        return "task.options.missing-values lists what stands for a missing value", False
+
+def _number_hint(cell: str, table: Table) -> tuple[str, bool]:
+    """Return a hint at a cell that is no number, and whether following it would change the model."""
+    other = "," if table.decimal == "." else "."
+    if is_date(cell):
+        hint = 'dates are not read: export an age or a number of days, or set the column\'s type to "ignored"'
+        return hint, True
+    if is_number(cell, other) and table.counted_in == "row":
+        return "it is a text there: have its file or query hold a number", False
+    if is_number(cell, other):
+        hint = f'set task.options.decimal = "{other}" if that is the decimal mark; marks of thousands are not read'
+        return hint, False
+    return "task.options.missing-values lists what stands for a missing value", False
 
 
 def _table_of(column: str) -> str:
@@ -721,7 +646,7 @@ class _Place:
             return
         if self.is_trained and is_of_the_model:
             hint = "correct the value, or remove the row: the model is trained for the columns as they were described"
-        first = f"line {self.table.lines[int(rows.argmax())]} is the first"
+        first = f"{self.table.counted_in} {self.table.lines[int(rows.argmax())]} is the first"
         raise DataError(
             f"{self.where}, column {self.column}",
             f"{int(rows.sum())} of {len(self.table)} rows {what}",

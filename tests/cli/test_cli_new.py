@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openpyxl
 import pytest
 import torch
 from PIL import Image
@@ -23,7 +24,9 @@ from securefda.site.config import load_federation
 from securefda.tasks.features import FACTORY, MULTI_LABEL_FACTORY
 from securefda.tasks.features_file import FeatureFile
 from securefda.tasks.guess import guess, guess_format
-from securefda.tasks.tabular import parse_options, read_table
+from securefda.tasks.guess_mapping import match_names
+from securefda.tasks.mapping import read_mapping, read_table
+from securefda.tasks.tabular import parse_options
 
 HEADER = ["Fall-Nr", "Alter", "Größe", "Geschlecht", "Diagnose", "Aufnahme", "Bemerkung", "krank"]
 
@@ -148,6 +151,132 @@ def test_files_beside_the_example_are_the_sites(capsys: pytest.CaptureFixture[st
         Path(name).rename(Path("moved") / name)
     assert load_federation(Path("moved/heart/federation.toml")).task.data_dir == Path("moved/exports")
     assert main(["task", "check", "moved/heart/federation.toml"]) == 0
+
+
+def export_dialects() -> None:
+    """Four sites, each with a dialect of its own."""
+    (clinic, nord, sued, west) = (patients(80 + number, number) for number in range(4))
+    write(Path("exports/clinic.csv"), clinic)
+    tabs = "\n".join("\t".join(row) for row in [HEADER, *nord])
+    Path("exports/nord.csv").write_text(tabs, encoding="utf-16")
+    header = ["Fall", "Alter_months", "Groesse (cm)", "GESCHLECHT", "Diagnose", "Aufnahme", "Bemerkung", "ill"]
+    for row in sued:
+        row[1:4] = [str(12 * int(row[1])), f"{100 * float(row[2].replace(',', '.')):.0f}", row[3].upper()]
+    with Path("exports/sued.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *sued])
+    book = openpyxl.Workbook()
+    book.active.append(["Stand", "Mai"])
+    book.active.append([1, 2])
+    sheet = book.create_sheet("Export")
+    sheet.append(HEADER)
+    for row in west:
+        sheet.append([row[0], int(row[1]), float(row[2].replace(",", ".")), *row[3:]])
+    book.save("exports/west.xlsx")
+
+
+def test_files_in_other_dialects_get_mappings_and_run(capsys: pytest.CaptureFixture[str]) -> None:
+    export_dialects()
+    assert main(["new", "heart", "--tabular", "exports/clinic.csv"]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "  clinic: clinic.csv (separator ';', decimal mark ',', cp1252)",
+        "  nord: nord.csv (separator '\\t', decimal mark ',', utf-16), guessed in nord.mapping.toml: look at it",
+        "  sued: sued.csv (separator ',', decimal mark '.'), guessed in sued.mapping.toml: look at it; fill in krank",
+        "  west: west.xlsx (sheet Export), guessed in west.mapping.toml: look at it",
+    ):
+        assert line in out.splitlines()
+    config = load_federation(Path("heart/federation.toml"))
+    assert (config.federation.target, config.federation.sources) == ("clinic", ("nord", "sued", "west"))
+    mapping = Path("exports/sued.mapping.toml").read_text()
+    for line in (
+        'Alter = { from = "Alter_months", unit = "months", to = "years" }  # guessed from the name and the medians',
+        '"Größe" = { from = "Groesse (cm)", unit = "cm", to = "m" }  # guessed',
+        'Geschlecht = { from = "GESCHLECHT", levels = { M = "m", W = "w" } }  # guessed from the name; levels guessed',
+        'krank = { from = "" }  # fill in; not matched yet: Fall, Aufnahme, Bemerkung, ill',
+    ):
+        assert line in mapping
+    assert not Path("exports/clinic.mapping.toml").exists()
+
+    assert main(["task", "check", "heart/federation.toml"]) == 4
+    assert "error: sued: column.krank.from: is to be filled in" in capsys.readouterr().err
+    Path("exports/sued.mapping.toml").write_text(mapping.replace('from = ""', 'from = "ill"'))
+    assert main(["simulate", "heart/federation.toml", "--set", "strategy.rounds=4", "--out", "run"]) == 0
+    assert main(["predict", "run", "--data", "exports/sued.csv", "--out", "predicted.csv"]) == 0
+    assert len(Path("predicted.csv").read_text().splitlines()) == 83
+    for kept in Path("run").rglob("*"):  # the dialect stays with the rows
+        assert not kept.is_file() or b"Alter_months" not in kept.read_bytes()
+
+
+def test_what_names_and_spellings_do_not_show_is_left_to_fill_in() -> None:
+    export_sites(Path("exports"))
+    hostile = ["Fall-Nr", "Alter", "Länge", "Geschlecht", "Diagnose", 'x"\n[sql]\x7f', "Bemerkung", "krank"]
+    rows = [[*row[:-1], str(int(row[-1] == "ja"))] for row in patients(80, 9)]
+    write(Path("exports/sued.csv"), rows, header=hostile)
+    near = [name.replace("Diagnose", "Diagnose 2") for name in HEADER]
+    write(Path("exports/west.csv"), patients(80, 8), header=[*near[:4], "Diagnos", *near[5:]])
+    assert main(["new", "heart", "--tabular", "exports/clinic.csv"]) == 0
+    text = Path("exports/sued.mapping.toml").read_text()
+    assert "krank = {}  # fill in levels: 0, 1; the task has ja, nein" in text
+    Path("exports/sued.mapping.toml").write_text(text.replace('from = ""', 'from = "Länge"'))
+    assert read_mapping(Path("exports/sued.mapping.toml")).sql is None
+    assert 'Diagnose = { from = "Diagnos" }' in Path("exports/west.mapping.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "header", "found"),
+    [
+        (["blood pressure"], ["Blood_Pressure"], {"blood pressure": "Blood_Pressure"}),
+        (["Größe"], ["Groesse"], {"Größe": "Groesse"}),
+        (["age"], ["age (months)", "stage"], {"age": "age (months)"}),
+        (["pressure"], ["systolic pressure", "diastolic pressure"], {}),
+        (["feature 1"], ["feature 10"], {}),
+        (["年齢"], ["性別"], {}),
+        (["Cholesterin"], ["Cholesterine"], {"Cholesterin": "Cholesterine"}),
+        (["a", "A"], ["A"], {"A": "A"}),
+    ],
+)
+def test_names_are_matched_where_only_one_fits(wanted: list[str], header: list[str], found: dict[str, str]) -> None:
+    assert match_names(wanted, header) == found
+
+
+def test_a_mapping_that_is_there_is_taken_and_never_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    export_dialects()
+    mine = 'separator = ","\ndecimal = "."\nencoding = "utf-8"\n[column]\nkrank = { from = "ill" }\n'
+    Path("exports/sued.mapping.toml").write_text(mine)
+    assert main(["new", "heart", "--tabular", "exports/clinic.csv"]) == 0
+    assert "Not taken for sites: sued.mapping.toml (has no column " in capsys.readouterr().out
+    mine += 'Alter.from = "Alter_months"\n"Größe".from = "Groesse (cm)"\nGeschlecht.from = "GESCHLECHT"\n'
+    Path("exports/sued.mapping.toml").write_text(mine)
+    assert main(["new", "liver", "--tabular", "exports/clinic.csv"]) == 0
+    assert Path("exports/sued.mapping.toml").read_text() == mine
+    assert load_federation(Path("liver/federation.toml")).federation.sources == ("nord", "sued", "west")
+
+
+def test_the_example_may_be_an_excel_file(capsys: pytest.CaptureFixture[str]) -> None:
+    export_dialects()
+    Path("exports/west.mapping.toml").write_text('sheet = "Export"\n')
+    assert main(["new", "heart", "--tabular", "exports/west.xlsx"]) == 0
+    assert "  reads west.xlsx (sheet Export), as west.mapping.toml says" in capsys.readouterr().out.splitlines()
+    assert load_federation(Path("heart/federation.toml")).federation.target == "west"
+    assert 'separator = ";"' in Path("exports/clinic.mapping.toml").read_text()
+    assert main(["task", "check", "heart/federation.toml", "--site", "west", "--site", "clinic"]) == 0
+
+
+def test_a_time_to_an_event_can_be_the_label(capsys: pytest.CaptureFixture[str]) -> None:
+    chance = random.Random(1)
+    times = [chance.expovariate(1 / 800) for _ in range(400)]
+    rows = [[str(40 + n % 30), f"{min(time, 1500):.0f}", str(int(time < 1500))] for n, time in enumerate(times)]
+    write(Path("export.csv"), rows, header=["age", "days", "died"])
+    assert main(["new", "heart", "--tabular", "export.csv", "--label", "days", "--event", "died"]) == 0
+    label = parse_options(load_federation(Path("heart/federation.toml")).task.options).label
+    assert (label.column, label.event, label.horizon, label.survival) == ("days", "died", 1000, 0.3)  # e^(-1000/800)
+    assert main(["task", "check", "heart/federation.toml"]) == 0
+    capsys.readouterr()
+
+    assert main(["new", "liver", "--tabular", "export.csv", "--event", "died"]) == 4
+    assert "--event: needs the column of the times" in capsys.readouterr().err
+    assert main(["new", "liver", "--tabular", "export.csv", "--label", "days", "--event", "age"]) == 4
+    assert "column age: holds other numbers" in capsys.readouterr().err
 
 
 def test_a_target_whose_table_has_no_labels_is_a_target_without_labels(capsys: pytest.CaptureFixture[str]) -> None:

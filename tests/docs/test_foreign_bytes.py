@@ -13,7 +13,7 @@ PACKAGE = Path(securefda.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "explanation" / "foreign-bytes.md"
 WATCHED = re.compile(
     r"(?:(?P<package>pickle|marshal|shelve|dill|joblib|cloudpickle|yaml|zipfile|xml|html\.parser|ctypes|multiprocessing"
-    r"|ray|submitit|runpy|torch\.distributed|pandas|onnx)\b.*"
+    r"|ray|submitit|runpy|torch\.distributed|pandas|onnx|openpyxl|pyarrow|sqlalchemy)\b.*"
     r"|(?P<function>__import__|eval|exec|compile|torch\.(?:jit\.)?load|torch\.hub\.\w+"
     r"|safetensors\.safe_open|safetensors\.(?:torch|numpy)\.load\w*"
     r"|importlib\.import_module|importlib\.util\.module_from_spec|importlib\.metadata\.entry_points"

@@ -191,6 +191,6 @@ def test_a_federations_file_gets_the_scaling_that_suits_and_stays_as_it_is_other
     found = statistics(folder).of_site("east")
     line = 'age = { type = "number", center = 50, scale = 1e1, missing = "fill" }  # in years\n'
     text = f'[task.options.columns]\n{line}sex = {{ type = "category" }}\n'
-    assert with_scaling(text, found) == text.replace("center = 50, scale = 1e1", "center = 55, scale = 7.8")
+    assert with_scaling(text, found) == text.replace("center = 50, scale = 1e1", "center = 55, scale = 7.5")
     with pytest.raises(ConfigError, match="age has no center and scale in one line"):
         with_scaling("[task.options.columns.age]\ncenter = 50\nscale = 10\n", found)
