@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from securefda.errors import ConfigError
 from securefda.tasks.base import Rows, Samples, Unlabelled
 from securefda.tasks.features import EncodedRows
-from securefda.tasks.tabular import Table, Tabular, category
+from securefda.tasks.table_files import Table, category
+from securefda.tasks.tabular import Tabular
 from securefda.text import names
 
 FACTORY = "securefda.tasks.table_statistics:TableStatistics"
@@ -262,8 +263,7 @@ class TableStatistics(Tabular):
         if one.column not in table.cells:  # the label, at a target without labels
             return np.eye(one.width)[np.zeros(len(table), np.int64)]
         if one.values:
-            cells = table.cells[one.column]
-            return one.of_category(cells, self._missing(cells))
+            return one.of_category(table.cells[one.column], table.missing(one.column))
         return one.of_number(*self._column_of_numbers(table, one.column, where))
 
     def of_constants(self, constants: Tensor) -> tuple[Statistics, ...]:

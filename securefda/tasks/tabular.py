@@ -604,7 +604,7 @@ class Tabular(Task):
 
     def _column_of_numbers(self, table: Table, name: str, where: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the numbers of a column (n,), 0 for a missing one, and which are missing."""
-        missing = self._missing(table.cells[name])
+        missing = table.missing(name)
         return self._numbers(table.cells[name], missing, _Place(where, name, table)), missing
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from securefda.cli import main
-from securefda.tasks.tabular import read_table
+from securefda.tasks.mapping import read_table
 
 TABLES = Path(__file__).parents[2] / "examples" / "heart_tables"
 
