@@ -780,3 +780,20 @@ def test_options_of_a_task_are_a_table_in_a_kit_and_the_same_when_read(file: Pat
     assert '"column 7" = { type = "number", center = 7, scale = 10 }' in lines
     assert 'label = { column = "ill", classes = ["no", "yes"] }' in lines
     assert lines[lines.index("[task.options]") - 1].startswith("# Options of the task")
+
+
+def test_each_column_of_a_table_is_shown_by_itself_and_its_change_named(file: Path) -> None:
+    columns = {"age": {"type": "number", "center": 60}, "sex": {"type": "category", "api-key": "x"}}
+    file.write_text(MINIMAL + tomli_w.dumps({"task": {"options": {"columns": columns, "label": {"column": "ill"}}}}))
+    config = load_federation(file)
+    shown = {one.key: one.value for one in load_effective(file, [], {}) if one.key.startswith("task.options")}
+    assert shown == {
+        "task.options.columns.age": '{ type = "number", center = 60 }',
+        "task.options.columns.sex": '{ type = "category", api-key = "(hidden)" }',
+        "task.options.label": '{ column = "ill" }',
+    }
+    assert {one.origin for one in load_effective(file, [], {}) if one.key in shown} == {file.name}
+    changed = load_federation(file, ["task.options.columns.age.center=50"])
+    before, now = (f'{{ type = "number", center = {center} }}' for center in (60, 50))
+    change = f"task.options.columns.age: {before} \N{RIGHTWARDS ARROW} {now}"
+    assert changes_since(kept_settings(config), changed) == [change]

@@ -77,11 +77,22 @@ def values_of(settings: Settings) -> dict[str, str]:
         for part in key.split("."):
             value = getattr(value, part.replace("-", "_"))
         if isinstance(value, Mapping) and value:
-            found |= {
-                f"{key}.{name}": HIDDEN if _SECRET.search(name) else toml(_shown(one)) for name, one in value.items()
-            }
+            found |= _one_by_one(key, value)
         else:
             found[key] = toml(value)
+    return found
+
+
+def _one_by_one(key: str, table: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of a table, and those of a table of tables in it, each under a key of its own."""
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        if _SECRET.search(name):
+            found[f"{key}.{name}"] = HIDDEN
+        elif isinstance(value, Mapping) and any(isinstance(one, Mapping) for one in value.values()):
+            found |= _one_by_one(f"{key}.{name}", value)
+        else:
+            found[f"{key}.{name}"] = toml(_shown(value))
     return found
 
 
