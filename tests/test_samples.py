@@ -11,6 +11,7 @@ import pytest
 from securefda.cli import main
 from securefda.samples import sample, sample_names
 from securefda.site.config import load_aggregator, load_federation, load_source
+from securefda.tasks.mapping import read_table
 
 ROOT = Path(__file__).parents[1]
 FEDERATIONS = [sample(name) for name in sample_names()]
@@ -80,6 +81,20 @@ def test_the_tables_are_what_their_script_writes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert written == {path.name: path.read_bytes() for path in TABLES.glob("*.csv")}
+
+
+def test_the_dialects_are_what_their_script_writes(tmp_path: Path) -> None:
+    dialects = ROOT / "examples" / "heart_dialects"
+    done = subprocess.run(
+        [sys.executable, dialects / "make_dialects.py", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for kept in (*dialects.glob("*.csv"), *dialects.glob("*.xlsx")):
+        if kept.suffix == ".csv":
+            assert kept.read_bytes() == (tmp_path / kept.name).read_bytes()
+        else:  # a workbook holds the moment in which it was written
+            tables = [read_table(path, sheet="Export") for path in (kept, tmp_path / kept.name)]
+            assert tables[0].cells == tables[1].cells
 
 
 def test_the_tables_can_be_trained_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,14 +62,17 @@ def draft_mapping(
         may_lack_label: whether a file without the label is complete.
 
     Raises:
-        DataError: the file cannot be read, or has less than half of the columns.
+        DataError: the file cannot be read, has less than half of the columns, or no others that could be the rest.
     """
     csv_format = guess_format(path, like=like) if path.suffix.lower() not in SUFFIXES[1:] else like
     wanted = [*options.label.columns, *options.read, *filter(None, [options.group])]
     raw, sheet = _read(path, csv_format, wanted)
     matched = match_names(wanted, list(raw.cells))
-    if 2 * len(matched) < len(wanted):
-        raise DataError(str(path), f"has no column {next(name for name in wanted if name not in matched)}")
+    needed = wanted[len(options.label.columns) :] if may_lack_label else wanted
+    unmatched = [name for name in needed if name not in matched]
+    left = [name for name in raw.cells if name not in {*matched.values(), *options.columns}]
+    if 2 * len(matched) < len(needed) or len(left) < len(unmatched):
+        raise DataError(str(path), f"has no column {unmatched[0]}")
     head = [f"sheet = {_toml(sheet)}"] if sheet else []
     for key in ("separator", "decimal", "encoding"):
         if getattr(csv_format, key) != getattr(like, key):
@@ -81,9 +84,6 @@ def draft_mapping(
             columns[name] = one
             if one != ColumnMapping() or remark:
                 lines.append(f"{_key(name)} = {_inline(one)}{remark}")
-    left = [name for name in raw.cells if name not in matched.values()]
-    needed = wanted[len(options.label.columns) :] if may_lack_label else wanted
-    unmatched = [name for name in needed if name not in matched]
     remark = printable(f"  # fill in; not matched yet: {names(left)}")
     lines += [f'{_key(name)} = {{ from = "" }}{remark}' for name in unmatched]
     table = SiteMapping(column=columns).apply(raw, str(path))

@@ -192,7 +192,7 @@ def test_files_in_other_dialects_get_mappings_and_run(capsys: pytest.CaptureFixt
         'Alter = { from = "Alter_months", unit = "months", to = "years" }  # guessed from the name and the medians',
         '"Größe" = { from = "Groesse (cm)", unit = "cm", to = "m" }  # guessed',
         'Geschlecht = { from = "GESCHLECHT", levels = { M = "m", W = "w" } }  # guessed from the name; levels guessed',
-        'krank = { from = "" }  # fill in; not matched yet: Fall, Aufnahme, Bemerkung, ill',
+        'krank = { from = "" }  # fill in; not matched yet: Fall, ill',
     ):
         assert line in mapping
     assert not Path("exports/clinic.mapping.toml").exists()
@@ -296,10 +296,13 @@ def test_a_file_beside_the_example_that_is_no_site_is_named_with_the_reason(caps
     export_sites(Path("exports"))
     write(Path("exports/Nord 2.csv"), patients(80, 9))
     write(Path("exports/other.csv"), [["1"]], header=["something"])
+    write(Path("exports/unlabelled.csv"), [row[:-1] for row in patients(80, 9)], header=HEADER[:-1])
     assert main(["new", "heart", "--tabular", "exports/clinic.csv"]) == 0
     said = capsys.readouterr().out
     assert "Not taken for sites: Nord 2.csv (its name is no site id" in said
     assert "other.csv (has no column " in said
+    assert "unlabelled.csv (has no column krank)" in said
+    Path("exports/unlabelled.csv").unlink()
 
     Path("exports/west.csv").chmod(0)  # too few are left, and the rows of the example are dealt out
     with plain_user():

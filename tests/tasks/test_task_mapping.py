@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import sys
@@ -190,12 +191,14 @@ def query(statement: str, url: str = 'url-variable = "HEARTS"') -> str:
 
 
 @pytest.mark.usefixtures("_database")
-def test_a_query_gives_the_rows_of_a_file(tmp_path: Path) -> None:
+def test_a_query_gives_the_rows_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
     task = at_a_site(tmp_path, PLAIN, query("SELECT age, size, sex, ill FROM hearts ORDER BY id;"))
     (tmp_path / "north.csv").rename(tmp_path / "plain.csv")
     assert torch.equal(task.inputs_from(tmp_path / "north.mapping.toml"), task.inputs_from(tmp_path / "plain.csv"))
     assert len(task.train_data("north")) == 8
     assert task.source_of("north") == "a query of sqlite, as north.mapping.toml says"
+    assert caplog.text == ""  # which would hold cells
 
 
 @pytest.mark.usefixtures("_database")
