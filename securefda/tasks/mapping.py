@@ -229,9 +229,14 @@ class SiteMapping(Settings):
                 hint = _nearest(unknown[0], columns[name], "its categories")
                 raise ConfigError(f"{key}: column.{name}.levels", f"{unknown[0]} is no category of it", hint=hint)
 
-    def text(self) -> str:
-        """Describe the columns that are mapped, for people; empty if there are none."""
-        return "; ".join(one.text(name) for name, one in self.column.items())
+    def text(self, table: Table) -> str:
+        """Describe the columns that are mapped, and levels that no row of the file has, for people; empty if none."""
+        parts = [one.text(name) for name, one in self.column.items()]
+        for name, one in self.column.items():
+            values = set(map(category, table.cells.get(one.from_ or name, ())))
+            if unseen := [level for level in one.levels if level not in values]:
+                parts.append(f"no row has {names(unseen)} in {name}: another spelling?")
+        return "; ".join(parts)
 
 
 def _nearest(given: str, known: Collection[str], what: str) -> str:
@@ -323,8 +328,8 @@ def read_table(
             raise ConfigError(f"{place}: separator", f"{csv_format.separator} is the decimal mark as well")
         absent = f"set task.data-dir to the folder that holds {path.name}" if who else "check the path"
         table = read_file_of_rows(path, csv_format, sheet=mapping.sheet or sheet, key=key, absent=absent)
-    table = mapping.apply(replace(table, missing_values=missing_values), key, optional)
+    mapped = mapping.apply(replace(table, missing_values=missing_values), key, optional)
     if mapping == SiteMapping():
-        return table
-    told = mapping.text()
-    return replace(table, source=f"{table.source}, as {place.name} says{f': {told}' if told else ''}")
+        return mapped
+    told = mapping.text(table)
+    return replace(mapped, source=f"{table.source}, as {place.name} says{f': {told}' if told else ''}")

@@ -252,6 +252,19 @@ def test_a_mapping_that_is_there_is_taken_and_never_replaced(capsys: pytest.Capt
     assert load_federation(Path("liver/federation.toml")).federation.sources == ("nord", "sued", "west")
 
 
+def test_a_folder_in_which_no_mapping_can_be_written_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    export_dialects()
+    before = sorted(Path("exports").iterdir())
+    Path("exports").chmod(0o555)
+    Path("new").mkdir()
+    Path("new").chmod(0o777)
+    with plain_user():
+        assert main(["new", "new/heart", "--tabular", "exports/clinic.csv"]) == 4
+    Path("exports").chmod(0o755)
+    assert "exports/nord.mapping.toml: cannot be written: Permission denied" in capsys.readouterr().err
+    assert (sorted(Path("exports").iterdir()), list(Path("new").iterdir())) == (before, [])
+
+
 def test_the_example_may_be_an_excel_file(capsys: pytest.CaptureFixture[str]) -> None:
     export_dialects()
     Path("exports/west.mapping.toml").write_text('sheet = "Export"\n')

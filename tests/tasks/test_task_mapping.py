@@ -115,6 +115,12 @@ def test_a_level_can_be_missing_and_others_stay(tmp_path: Path) -> None:
     assert task.inputs_from(tmp_path / "north.csv")[:2, :2].tolist() == [[0, 1], [1, 0]]
 
 
+def test_a_level_that_no_row_has_is_named_to_the_site(tmp_path: Path) -> None:
+    columns = {**OPTIONS["columns"], "sex": {"type": "category", "values": ["female", "male"], "unknown": "fill"}}  # type: ignore[dict-item]
+    task = at_a_site(tmp_path, OTHER, MAPPING.replace("w = ", "f = "), columns=columns)
+    assert task.source_of("north").endswith("no row has f in sex: another spelling?")
+
+
 BAD = {
     "unknown column": ("column.agee = { from = 'Alter' }", "column.agee: the task has no such column", "mean age?"),
     "unknown level": (MAPPING.replace('"male"', '"mael"'), "sex.levels: mael is no category of it", "mean male?"),
