@@ -15,6 +15,7 @@ import json
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -342,6 +343,7 @@ def _metric_rows() -> Iterator[tuple[str, ...]]:
         each.alarm("CHECK")
         each.abort("CHECK")
         each.refusal("key")
+        each.certificate(datetime.fromtimestamp(0, UTC))
     kept: dict[str, tuple[str, str, str, list[str]]] = {}
     for owner, registry in (("target", target.registry), ("sources", source.registry)):
         for metric in registry.collect():

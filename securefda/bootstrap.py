@@ -50,6 +50,7 @@ from securefda.site.privacy_account import (
     require_one_ledger,
     require_unledgered,
 )
+from securefda.site.route import Route
 from securefda.site.training_secret import REPEATABLE
 from securefda.tasks import Rows, Samples, Task, TaskSettings, Unlabelled, load_task, rows_of, unlabelled_target
 from securefda.training import PersonalMemory, SecretSeed
@@ -106,10 +107,16 @@ def credentials_of(kit: Kit) -> Credentials:
     return Credentials(kit.ca.pem, kit.certificate_pem, kit.tls_key_pem.reveal())
 
 
-def endpoint_of(kit: Kit) -> Endpoint:
-    """Return the aggregator's address from the kit, and its identity from the roster."""
-    target = kit.roster.target
-    return Endpoint(str(kit.endpoints.aggregator), kit.endpoints.server_name, target.tls_pin, target.index)
+def endpoint_of(kit: Kit, transport: TransportSection | None = None) -> Endpoint:
+    """Return how to reach the aggregator by kit and settings, and its identity from the roster.
+
+    ``transport`` None is a site without settings.
+
+    Raises:
+        ConfigError: the file of the proxy's credentials cannot be used.
+    """
+    target, route = kit.roster.target, Route.of(kit, transport or TransportSection())
+    return Endpoint(str(route.address), kit.endpoints.server_name, target.tls_pin, target.index, route.proxy)
 
 
 def source_of_pin(kit: Kit, pin: bytes) -> int | None:

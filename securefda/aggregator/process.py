@@ -62,7 +62,14 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
     meter = TrafficMeter()
     settings = run_settings(config, kit.roster)
     folder = RunFolder(config.aggregator.out)
-    watching = watch_target(reporter, config.logging, config.metrics, out=folder.path, roster=kit.roster)
+    watching = watch_target(
+        reporter,
+        config.logging,
+        config.metrics,
+        out=folder.path,
+        roster=kit.roster,
+        certificate_ends=kit.certificate_ends,
+    )
     with ExitStack() as stack:
         # Before the state file: a process that is refused here must leave that of the running process as it is.
         store = stack.enter_context(closing(AggregatorStore(folder.path / STATE_FILE)))

@@ -94,6 +94,10 @@ def init(
             help="Where the aggregator binds; default: --address; for containers, 0.0.0.0.",
         ),
     ] = None,
+    reach: Annotated[
+        list[str],
+        typer.Option("--reach", metavar="SITE=HOST:PORT", help="Where one source reaches it, if not at --address."),
+    ] = [],
     server_name: Annotated[
         str | None, typer.Option("--server-name", help="Name in the target's certificate; default: the host.")
     ] = None,
@@ -135,6 +139,8 @@ def init(
     bound = Address.parse(listen, "--listen") if listen else fixed or everywhere or aggregator
     entities, names = _known("--entity", entity, site_ids), _known("--name", name, site_ids)
     names.setdefault(config.federation.target, []).append(server_name or aggregator.host)
+    by_source = _known("--reach", reach, config.federation.sources)
+    routes = {site: str(Address.parse_reached(values[-1], "--reach")) for site, values in by_source.items()}
     sites = [
         SiteSpec(
             site,
@@ -152,7 +158,7 @@ def init(
         aggregator=aggregator,
         server_name=server_name,
         policy_text=lambda site: _policy_text(config, site),
-        settings_text=lambda site: kit_settings_toml(config, site, str(bound)),
+        settings_text=lambda site: kit_settings_toml(config, site, str(bound), routes.get(site, "")),
         now=now(),
     )
     folders = write_deployment(out, deployed)

@@ -4,6 +4,7 @@ ended.
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,6 +12,7 @@ from securefda.audit.report.words import moment_text
 from securefda.operations.records import JOIN_PHASE
 from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, round_of
 from securefda.pages.parts import State
+from securefda.site.certificates import RENEW
 from securefda.text import names, phase_words
 
 _START_AGAIN: Final = {
@@ -47,6 +49,8 @@ def describe_process(process: ProcessState, running: bool | None, rounds: str) -
         until = f"; it tries until {_utc(process.retrying_until)}" if process.retrying_until is not None else ""
         text += f" {process.retrying[:1].upper()}{process.retrying[1:]}{until}."
     hint = f"Last error: {process.error}" if process.error else ""
+    if warning := process.certificate_warning(time.time()):
+        hint = ". ".join(filter(None, [hint, f"{warning[:1].upper()}{warning[1:]}: {RENEW}"]))
     if running is None:
         seen_at = f"Whether the process still runs can be seen on {process.host} alone."
         return State("waiting", "Last known", f"{text} {seen_at} {rounds}", hint)

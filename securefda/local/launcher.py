@@ -178,7 +178,8 @@ def _write_settings(config: FederationConfig, folder: RunFolder, address: Addres
     Raises:
         ConfigError: a file is there with other settings; none has changed.
     """
-    transport = config.transport.model_copy(update={"listen": str(address)})
+    here = {"listen": str(address), "address": "", "proxy": ""}
+    transport = config.transport.model_copy(update=here)
     config = config.model_copy(update={"transport": transport})
     target, kits = config.federation.target, folder.path / _KITS
     files = {target: folder.site(target) / "aggregator.toml"}

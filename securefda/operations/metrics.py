@@ -11,6 +11,7 @@ import errno
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from threading import Thread
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -41,6 +42,11 @@ class RunMetrics:
         self._alarms = self._by_check("alarms", "Checks that a peer failed.")
         self._aborts = self._by_check("aborts", "Sessions that a peer ended, by the check that failed there.")
         self._epsilon: Gauge | None = None
+
+    def certificate(self, ends: datetime) -> None:
+        """Record when the site's certificate ends; called once."""
+        text = "Unix time at which the site's certificate ends."
+        Gauge("securefda_certificate_ends_seconds", text, registry=self.registry).set(ends.timestamp())
 
     def alarm(self, check: str) -> None:
         """Count a failed check of a peer."""

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,6 +35,7 @@ from securefda.operations.pace import INTERVAL_S, Pace
 from securefda.operations.run_folder import SITES_FOLDER
 from securefda.parse import json_value
 from securefda.settings import read_toml
+from securefda.site.certificates import RENEW, validity
 from securefda.site.config import load_aggregator, load_source
 from securefda.site.kit import LOCAL, SETTINGS_FILE
 
@@ -79,6 +80,7 @@ class ProcessState:
         hint: what to do about the error with which the process ended; empty likewise.
         epsilon: what the site's rows have cost with this run; None without noise.
         epsilon_limit: what they may cost; None likewise.
+        certificate_ends: when the site's certificate ends; None where the process has not said it.
         software_version: of the process.
         schema_version: of the file.
     """
@@ -102,6 +104,7 @@ class ProcessState:
     hint: str = ""
     epsilon: float | None = None
     epsilon_limit: float | None = None
+    certificate_ends: UnixTime | None = None
     software_version: str = __version__
     schema_version: int = SCHEMA_VERSION
 
@@ -124,6 +127,14 @@ class ProcessState:
         except PermissionError:  # it is there, and somebody else's
             pass
         return self.started in ("", _start_of(self.process))
+
+    def certificate_warning(self, now: float) -> str:
+        """Say until when the site's certificate is valid, where it ends soon; else empty."""
+        if self.certificate_ends is None:
+            return ""
+        ends, today = (datetime.fromtimestamp(unix_s, UTC) for unix_s in (self.certificate_ends, now))
+        words, is_soon = validity(ends, today)
+        return f"certificate {words}" if is_soon else ""
 
     def lines(self, now: float) -> list[str]:
         """Describe the state for an operator who looks at it at ``now``; the first line is a sentence of its own."""
@@ -150,6 +161,8 @@ class ProcessState:
         if self.epsilon is not None:
             limit = "" if self.epsilon_limit is None else f" of {self.epsilon_limit:g}"
             lines.append(f"  privacy spent: ε {self.epsilon:.4g}{limit}")
+        if self.certificate_warning(now):
+            lines.append(f"  {self.certificate_warning(now)}: {RENEW}")
         lines.append(f"  process {self.process}" + (f", run {self.run}" if self.run else ""))
         return lines
 
@@ -192,7 +205,7 @@ class StateWriter:
 
     def know(self, **facts: Any) -> None:
         """Update other facts: ``round``, ``rounds``, ``run``, ``retrying`` and ``retrying_until``, ``error``,
-        ``epsilon``, ``epsilon_limit``, as in :class:`ProcessState`.
+        ``epsilon``, ``epsilon_limit``, ``certificate_ends``, as in :class:`ProcessState`.
 
         Nothing is written where the file says all of it already.
         """

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from securefda.protocol.messages import (
     Update,
 )
 from securefda.protocol.roster import Roster
+from securefda.site.certificates import RENEW, validity
 from securefda.site.config import LoggingSection, MetricsSection
 from securefda.text import counted, duration, phase_words
 
@@ -334,7 +336,13 @@ class _SourceRounds:
 
 @contextmanager
 def watch_target(
-    shown: Reporter, logging: LoggingSection, metrics: MetricsSection, *, out: Path, roster: Roster
+    shown: Reporter,
+    logging: LoggingSection,
+    metrics: MetricsSection,
+    *,
+    out: Path,
+    roster: Roster,
+    certificate_ends: datetime | None = None,
 ) -> Iterator[TargetWatch]:
     """Log and count the aggregator's reports until the block ends, and how the process ends.
 
@@ -344,6 +352,7 @@ def watch_target(
         metrics: the port, if any, and where it is opened.
         out: the site's run folder.
         roster: of the federation.
+        certificate_ends: when the site's certificate ends, with a time zone; None says nothing about it.
 
     Raises:
         ConfigError: a log cannot be written, the port cannot be opened, or the package of a tracker is missing.
@@ -365,12 +374,21 @@ def watch_target(
             run_log.round_over = stack.enter_context(places).round_finished
         stack.enter_context(run_log.process(target, "target"))
         state = stack.enter_context(state_file(out, site=target, role="target"))
-        yield TargetWatch(shown, run_log, meters, state, ready=ready)
+        watch = TargetWatch(shown, run_log, meters, state, ready=ready)
+        _tell_of_certificate(watch, meters, certificate_ends)
+        yield watch
 
 
 @contextmanager
 def watch_source(
-    shown: Reporter, logging: LoggingSection, metrics: MetricsSection, *, out: Path, roster: Roster, site: str
+    shown: Reporter,
+    logging: LoggingSection,
+    metrics: MetricsSection,
+    *,
+    out: Path,
+    roster: Roster,
+    site: str,
+    certificate_ends: datetime | None = None,
 ) -> Iterator[SourceWatch]:
     """Log and count the reports of source ``site``, as :func:`watch_target` does.
 
@@ -392,7 +410,23 @@ def watch_source(
             stack.enter_context(served(meters.registry, metrics.host, metrics.port, ready.is_set))
         stack.enter_context(run_log.process(site, "source"))
         state = stack.enter_context(state_file(out, site=site, role="source"))
-        yield SourceWatch(shown, run_log, meters, target, state, ready=ready)
+        watch = SourceWatch(shown, run_log, meters, target, state, ready=ready)
+        _tell_of_certificate(watch, meters, certificate_ends)
+        yield watch
+
+
+def _tell_of_certificate(
+    watch: TargetWatch | SourceWatch, metrics: TargetMetrics | SourceMetrics | None, ends: datetime | None
+) -> None:
+    """Pass on when the site's certificate ends, and warn where that is soon."""
+    if ends is None:
+        return
+    if metrics is not None:
+        metrics.certificate(ends)
+    watch.state.know(certificate_ends=ends.timestamp())
+    words, is_soon = validity(ends, datetime.now(UTC))
+    if is_soon:
+        watch.note(Note(f"this site's certificate is {words}; {RENEW}", "warning"))
 
 
 def _log(stack: ExitStack, settings: LoggingSection, out: Path, site: str, shown: Reporter) -> OperationalLog | None:

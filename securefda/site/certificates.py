@@ -24,11 +24,15 @@ from securefda.errors import AuthenticationError, CertificateError, ConfigError
 from securefda.protocol.envelope import PUBLIC_KEY_BYTES
 from securefda.protocol.roster import Roster, RosterEntry, is_name
 from securefda.site.endpoints import SiteSpec, is_ip_address
+from securefda.text import counted
 
 SITE_VALIDITY = timedelta(days=825)
 CA_VALIDITY = timedelta(days=3650)
 # Another site's clock may run a little behind the CA's; without this its first connection would be refused.
 BACKDATING = timedelta(minutes=5)
+EXPIRY_WARNING = timedelta(days=30)
+RENEW = "renew it: securefda site renew KIT at the site, securefda federation renew at the authority"
+"""How a site gets a new certificate and keeps its kit; docs/how-to/change-sites.md."""
 
 URI_SCHEME = "securefda"
 # Under 2.25 anyone may use a UUID of their own as an arc (ITU-T X.667); this one was drawn for this purpose.
@@ -261,13 +265,19 @@ def check_dates(name: str, certificate: x509.Certificate, now: datetime) -> None
     if now < certificate.not_valid_before_utc:
         raise CertificateError(
             f"{name}: not valid before {_minute(certificate.not_valid_before_utc)}, this clock says {_minute(now)}",
-            hint="set this machine's clock; if it is right, the CA's was wrong: ask for a new startup kit",
+            hint=f"set this machine's clock; if it is right, the CA's was wrong: {RENEW}",
         )
     if now > certificate.not_valid_after_utc:
         raise CertificateError(
             f"{name}: expired at {_minute(certificate.not_valid_after_utc)}, this clock says {_minute(now)}",
-            hint="ask for a new startup kit, or set this machine's clock if it is wrong",
+            hint=f"{RENEW}; or set this machine's clock if it is wrong",
         )
+
+
+def validity(ends: datetime, now: datetime) -> tuple[str, bool]:
+    """Return until when something is valid, in words, and whether it ends within :data:`EXPIRY_WARNING`."""
+    left = ends - require_aware(now)
+    return f"valid until {ends:%Y-%m-%d}, {counted(left.days, 'day')} from now", left < EXPIRY_WARNING
 
 
 def identify_peer(certificate: x509.Certificate, roster: Roster, now: datetime) -> RosterEntry:
@@ -302,7 +312,7 @@ def check_entry_dates(entry: RosterEntry, now: datetime) -> None:
         begin, end = (datetime.fromtimestamp(t, UTC) for t in (entry.not_before, entry.not_after))
         raise CertificateError(
             f"roster: {entry.site_id} is valid from {_minute(begin)} to {_minute(end)}, this clock says {_minute(now)}",
-            hint="ask for a new startup kit, or set this machine's clock if it is wrong",
+            hint=f"{RENEW}; or set this machine's clock if it is wrong",
         )
 
 

@@ -43,7 +43,11 @@ def check_host(key: str, host: str) -> str:
     """
     if is_ip_address(host) or (len(host) <= _MAX_DNS_NAME and _DNS_NAME.fullmatch(host)):
         return host
-    hint = "leave out the % and what follows: it names an interface of one machine" if "%" in host else ""
+    hint = ""
+    if "%" in host:
+        hint = "leave out the % and what follows: it names an interface of one machine"
+    elif "_" in host:
+        hint = "names of hosts have no _, and certificates none either: use another name of the machine, or its address"
     raise ConfigError(key, f"{host!r} is neither a host name nor an IP address", hint=hint)
 
 

@@ -196,6 +196,11 @@ class Kit(PublicKit):
     signing_key: Ed25519PrivateKey = field(repr=False)
     tls_key_pem: Secret = field(repr=False)
 
+    @property
+    def certificate_ends(self) -> datetime:
+        """When the first of the certificates of the site and the CA ends."""
+        return min(self.certificate.not_valid_after_utc, self.ca.certificate.not_valid_after_utc)
+
     def signed_policy(self) -> tuple[Path, bytes]:
         """The path of ``local/policy.toml`` and its contents as the site signed them.
 

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from securefda.errors import (
 from securefda.protocol.messages import Visibility
 from securefda.protocol.roster import Role
 from securefda.site.asks import summarise_requests
-from securefda.site.certificates import identify_peer, require_aware
+from securefda.site.certificates import RENEW, identify_peer, validity
 from securefda.site.config import AggregatorConfig, SourceConfig, load_aggregator, load_source
 from securefda.site.config.load import load_settings, model_of
 from securefda.site.endpoints import Address
@@ -49,7 +49,7 @@ from securefda.site.kit import (
 )
 from securefda.site.policy import check_task, check_training, load_signed_policy, require_satisfiable
 from securefda.site.policy.verdict import plan_levels
-from securefda.text import counted
+from securefda.site.route import HttpProxy, Route, open_tunnel, unused_proxies
 
 Config = AggregatorConfig | SourceConfig
 """Settings of a site's process."""
@@ -62,19 +62,23 @@ _WRONG_NAME = (62, 64)
 _SERVER_ALPN = ["h2"]  # gRPC speaks HTTP/2 and hangs up on anything else
 
 
-def shake_hands(kit: Kit, now: datetime, *, address: Address | None = None, timeout_s: float = 5.0) -> str:
+def shake_hands(
+    kit: Kit, now: datetime, *, address: Address | None = None, proxy: HttpProxy | None = None, timeout_s: float = 5.0
+) -> str:
     """Connect to the aggregator as this site would, and hang up.
 
     Args:
         kit: this site's verified kit.
         now: current time, with a time zone.
         address: where to look instead of the kit's own address.
+        proxy: through which to look; None to connect directly.
         timeout_s: limit in seconds for the connection and for each answer.
 
     Returns:
         One line that says what was reached.
 
     Raises:
+        ConfigError: the proxy refuses this site.
         ConnectionFailed: nothing answers there, or not in TLS 1.3.
         CertificateError: what answers is of another federation, expired, or has another name.
         AuthenticationError: it is a site of ours but not the target, or it refuses this site's certificate.
@@ -88,7 +92,7 @@ def shake_hands(kit: Kit, now: datetime, *, address: Address | None = None, time
         context.load_cert_chain(file)
     try:
         with (
-            socket.create_connection((address.host, address.port), timeout=timeout_s) as plain,
+            _connected(address, proxy, timeout_s) as plain,
             context.wrap_socket(plain, server_hostname=kit.endpoints.server_name) as channel,
         ):
             peer = channel.getpeercert(binary_form=True) or b""
@@ -108,7 +112,16 @@ def shake_hands(kit: Kit, now: datetime, *, address: Address | None = None, time
             f"{address}: no aggregator answers ({error.strerror or error})",
             hint="start the aggregator, or check address, name resolution and firewall",
         ) from error
-    return f"{kit.roster.target.site_id} answers at {address} as {kit.endpoints.server_name}"
+    through = "" if proxy is None else f", through the proxy at {proxy.address}"
+    return f"{kit.roster.target.site_id} answers at {address} as {kit.endpoints.server_name}{through}"
+
+
+def _connected(address: Address, proxy: HttpProxy | None, timeout_s: float) -> socket.socket:
+    if proxy is None:
+        return socket.create_connection((address.host, address.port), timeout=timeout_s)
+    tunnel = open_tunnel(proxy, str(address), timeout_s)
+    tunnel.settimeout(timeout_s)
+    return tunnel
 
 
 @contextmanager
@@ -178,7 +191,7 @@ def _verification_error(kit: Kit, address: Address, error: ssl.SSLCertVerificati
     if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
         return CertificateError(
             f"{address}: its certificate is {'expired' if error.verify_code == _EXPIRED else 'not yet valid'}",
-            hint="check this machine's clock; if it is right, the target needs a new startup kit",
+            hint="check this machine's clock; if it is right, the target's is to be renewed, with securefda site renew",
         )
     if error.verify_code == _WRONG_PURPOSE:
         return CertificateError(
@@ -195,7 +208,6 @@ Probe = Callable[[], str | Sequence[str]]
 """A check: returns one line that says what is fine, before notes to be read if there are any; or raises SecureFdaError
 with a hint at the fix."""
 
-EXPIRY_WARNING = timedelta(days=30)
 MIN_FREE_BYTES = 1 << 30
 
 
@@ -234,6 +246,8 @@ class Probes:
         listen: where the target's process would bind; None for any free port, or where settings do not say. It raises
             where they are wrong.
         out: the run folder, likewise.
+        route: how a source's process would dial; None: the kit's address, directly.
+        unused_proxies: variables of the environment that set a proxy for other programs.
         policy: is ``local/policy.toml`` signed, and can this federation meet it; of a target, what it asks for.
         device: which device would train.
         data: is the task's data there and sound, and does one batch pass through model, loss and metrics.
@@ -242,6 +256,8 @@ class Probes:
     settings: Probe | None = None
     listen: Callable[[], Address | None] = lambda: None
     out: Callable[[], Path | None] = lambda: None
+    route: Callable[[], Route | None] = lambda: None
+    unused_proxies: Sequence[str] = ()
     policy: Probe | None = None
     device: Probe | None = None
     data: Probe | None = None
@@ -298,14 +314,8 @@ def preflight(
         roster = kit.roster
         line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
         findings += [Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")]
-        # The kit is valid now; warn of the first of site and CA certificates that soon is not.
-        end = min(kit.certificate.not_valid_after_utc, kit.ca.certificate.not_valid_after_utc)
-        left = end - require_aware(now)
-        line = f"valid until {end:%Y-%m-%d}, {counted(left.days, 'day')} from now"
-        if left < EXPIRY_WARNING:
-            findings.append(Finding("certificate", Level.WARN, line, "ask for a new startup kit before then"))
-        else:
-            findings.append(Finding("certificate", Level.OK, line))
+        line, is_soon = validity(kit.certificate_ends, now)
+        findings += [Finding("certificate", *((Level.WARN, line, RENEW) if is_soon else (Level.OK, line)))]
         if probes.settings is not None:
             run("settings", probes.settings)
         if kit.role == "target":
@@ -314,7 +324,8 @@ def preflight(
             line = f"not looked for at {address or kit.endpoints.aggregator}: --offline"
             findings.append(Finding("aggregator", Level.WARN, line, "leave --offline out before the run"))
         else:
-            run("aggregator", lambda: _reach(kit, now, address, timeout_s))
+            run("aggregator", lambda: _reach(kit, now, address, probes, timeout_s))
+        findings += _unused(kit, probes)
     disks = [("disk", partial(_check_disk, folder, min_free_bytes)) for folder in _folders(path, probes)]
     for check, probe in (*disks, ("policy", probes.policy), ("device", probes.device), ("data", probes.data)):
         if probe is not None:
@@ -322,9 +333,22 @@ def preflight(
     return tuple(findings)
 
 
-def _reach(kit: Kit, now: datetime, address: Address | None, timeout_s: float) -> str:
+def _unused(kit: Kit, probes: Probes) -> list[Finding]:
+    """Return a warning where a source's environment names a proxy for other programs, and its settings name none."""
+    if kit.role == "target" or not probes.unused_proxies:
+        return []
+    with suppress(SecureFdaError):  # the check of the aggregator says why
+        if (route := probes.route()) is None or route.proxy is None:
+            line = f"{', '.join(probes.unused_proxies)} in the environment: not used"
+            hint = 'where the aggregator is behind a proxy, name it in the settings: transport.proxy = "host:port"'
+            return [Finding("proxy", Level.WARN, line, hint)]
+    return []
+
+
+def _reach(kit: Kit, now: datetime, address: Address | None, probes: Probes, timeout_s: float) -> str:
+    route = probes.route() or Route(kit.endpoints.aggregator)
     try:
-        return shake_hands(kit, now, address=address, timeout_s=timeout_s)
+        return shake_hands(kit, now, address=address or route.address, proxy=route.proxy, timeout_s=timeout_s)
     except ConnectionFailed as error:  # as before the aggregator was started
         error.hint = f"{error.hint}; to leave this check out: --offline"
         raise
@@ -438,6 +462,10 @@ def probes_of(
             return None
         return config.aggregator.out if isinstance(config, AggregatorConfig) else config.source.out
 
+    def route() -> Route | None:
+        kit, config = load()
+        return None if config is None else Route.of(kit, config.transport)
+
     def policy_probe() -> str:
         kit = load_kit(path, now)
         if kit.role == "target":
@@ -457,7 +485,7 @@ def probes_of(
         return f"at most {policy.max_visibility}, {sums}, {caps}; signed by {kit.site_id}"
 
     if settings is None:
-        return Probes(policy=policy_probe)
+        return Probes(unused_proxies=unused_proxies(env), policy=policy_probe)
 
     def device_probe() -> str:
         from securefda.training import choose_device, describe_device  # noqa: PLC0415 - with torch
@@ -469,7 +497,9 @@ def probes_of(
         kit, config = load()
         return "" if config is None else check_rows(kit, config)
 
-    return Probes(settings_probe, listen, out_of_settings, policy_probe, device_probe, data_probe)
+    return Probes(
+        settings_probe, listen, out_of_settings, route, unused_proxies(env), policy_probe, device_probe, data_probe
+    )
 
 
 def check_levels(paths: Sequence[Path], now: datetime, env: Mapping[str, str]) -> Finding:

@@ -92,7 +92,15 @@ def _take_part(
     runs = RunBook(run_book_file(kit.root), policy.release, accept_run=accept_run)
     store = SourceStore(config.source.out / STATE_FILE, runs)
     out, site_id = config.source.out, kit.site_id
-    watching = watch_source(reporter, config.logging, config.metrics, out=out, roster=kit.roster, site=site_id)
+    watching = watch_source(
+        reporter,
+        config.logging,
+        config.metrics,
+        out=out,
+        roster=kit.roster,
+        site=site_id,
+        certificate_ends=kit.certificate_ends,
+    )
     with closing(store), watching as watch:
         limit = policy.dp.budget.epsilon if config.training.with_noise else None
         watch.state.know(epsilon_limit=limit)
@@ -185,7 +193,7 @@ async def _serve(
     config: SourceConfig, kit: Kit, rounds: SourceRun, recorder: MessageRecorder, reporter: SourceWatch
 ) -> None:
     """Dial the aggregator and take part until it says goodbye or this site cannot go on."""
-    endpoint = endpoint_of(kit)
+    endpoint = endpoint_of(kit, config.transport)
 
     def on_lost(lost: LostConnection | None) -> None:
         if lost is None:

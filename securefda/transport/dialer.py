@@ -14,6 +14,7 @@ import grpc
 
 from securefda.errors import AuthenticationError, ConfigError, ConnectionFailed, ProtocolError, SecureFdaError
 from securefda.protocol.messages import RUN_ID_BYTES
+from securefda.site.route import HttpProxy
 from securefda.transport.delivery import INSTANCE_BYTES, Link, Pace, content_of
 from securefda.transport.limits import GRPC_PREFIX_BYTES, HANDSHAKE_S, TransportSettings, channel_options
 from securefda.transport.peer import Traffic
@@ -75,12 +76,25 @@ class Endpoint:
         server_name: name that its certificate must carry.
         pin: SHA-256 of the SubjectPublicKeyInfo of its certificate, 32 bytes, from the roster.
         index: its roster index.
+        proxy: the one that opens a tunnel to it; None to dial it directly.
     """
 
     address: str
     server_name: str
     pin: bytes
     index: int
+    proxy: HttpProxy | None = None
+
+
+def _tunnel_options(endpoint: Endpoint) -> list[tuple[str, str]]:
+    """Return gRPC's options with which a channel to a proxy asks it for a tunnel."""
+    if endpoint.proxy is None:
+        return []
+    # Not grpc.http_proxy, over which no_proxy in the environment would win.
+    options = [("grpc.http_connect_server", endpoint.address)]
+    if (own := endpoint.proxy.authorization) is not None:
+        options.append(("grpc.http_connect_headers", f"Proxy-Authorization:{own.reveal().decode('ascii')}"))
+    return options
 
 
 def translated(error: grpc.aio.AioRpcError) -> SecureFdaError:
@@ -198,6 +212,7 @@ class Dialer:
         Raises:
             CertificateError: the aggregator's certificate, or this site's, does not hold.
             AuthenticationError: the aggregator is not the roster's, or it does not accept this site.
+            ConfigError: the proxy refuses this site.
             ConnectionFailed: there is no answer; :class:`HungUp` where it answered and the call still failed.
             ProtocolError: its welcome is malformed.
         """
@@ -208,13 +223,14 @@ class Dialer:
             server_name=endpoint.server_name,
             ca=self._credentials.ca,
             pin=endpoint.pin,
+            proxy=endpoint.proxy,
             timeout_s=self._settings.silence_s,
         )
         self._credentials.check(self._now())
         channel = grpc.aio.secure_channel(
-            endpoint.address,
+            endpoint.address if endpoint.proxy is None else str(endpoint.proxy.address),
             channel_credentials(self._credentials, certificate),
-            options=channel_options(self._settings, endpoint.server_name),
+            options=[*channel_options(self._settings, endpoint.server_name), *_tunnel_options(endpoint)],
             compression=grpc.Compression.NoCompression,
         )
         stub = FederationServiceStub(channel)

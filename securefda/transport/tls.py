@@ -16,8 +16,9 @@ import socket
 import ssl
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
+from typing import Any
 
 import grpc
 from cryptography import x509
@@ -25,6 +26,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from securefda.errors import AuthenticationError, CertificateError, ConfigError, ConnectionFailed
+from securefda.site.route import HttpProxy, open_tunnel
+from securefda.transport.event_loop import in_thread
 
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _WRONG_NAME = (62, 64)  # host name, IP address
@@ -145,7 +148,9 @@ def split_address(key: str, address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-async def fetch_server_certificate(address: str, *, server_name: str, ca: bytes, pin: bytes, timeout_s: float) -> bytes:
+async def fetch_server_certificate(
+    address: str, *, server_name: str, ca: bytes, pin: bytes, proxy: HttpProxy | None, timeout_s: float
+) -> bytes:
     """Connect, check the aggregator's certificate, hang up; return that certificate as PEM.
 
     gRPC neither tells a client whose certificate it saw nor why it refused one. This handshake does both; the channel
@@ -156,9 +161,11 @@ async def fetch_server_certificate(address: str, *, server_name: str, ca: bytes,
         server_name: name that its certificate must carry.
         ca: the federation's CA, PEM.
         pin: SHA-256 of the public key that the roster gives the aggregator, 32 bytes.
-        timeout_s: seconds for all of it.
+        proxy: the one that opens a tunnel to it; None to dial it directly.
+        timeout_s: seconds for the tunnel, and for the handshake.
 
     Raises:
+        ConfigError: the proxy refuses this site.
         ConnectionFailed: there is no listener, or it does not speak TLS 1.3.
         CertificateError: the certificate is expired, not yet valid, of another federation or has the wrong name.
         AuthenticationError: it is a valid certificate of the federation, but not the one in the roster.
@@ -168,9 +175,12 @@ async def fetch_server_certificate(address: str, *, server_name: str, ca: bytes,
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=ca.decode("ascii"))
     context.set_alpn_protocols(["h2"])
+    over: dict[str, Any] = {"host": host, "port": port}
+    if proxy is not None:
+        over = {"sock": await in_thread(partial(open_tunnel, proxy, address, timeout_s))}
     try:
         async with asyncio.timeout(timeout_s):
-            der = await _handshake(host, port, context, server_name)
+            der = await _handshake(context, server_name, **over)
     except ssl.SSLCertVerificationError as error:
         raise _verification_error(address, server_name, error) from error
     except ssl.SSLError as error:
@@ -211,8 +221,8 @@ def plain_reason(error: OSError, timeout_s: float) -> str:
     return " and ".join(reasons) or str(error) or _PLAIN_REASONS[errno.ECONNRESET]
 
 
-async def _handshake(host: str, port: int, context: ssl.SSLContext, server_name: str) -> bytes:
-    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=server_name)
+async def _handshake(context: ssl.SSLContext, server_name: str, **over: Any) -> bytes:
+    _, writer = await asyncio.open_connection(**over, ssl=context, server_hostname=server_name)
     try:
         der: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return der
@@ -242,7 +252,8 @@ def _verification_error(address: str, server_name: str, error: ssl.SSLCertVerifi
 
 def _expired(who: str, when: str) -> CertificateError:
     return CertificateError(
-        f"the certificate of {who} has expired {when}".rstrip(), hint="check this machine's clock, else renew the kit"
+        f"the certificate of {who} has expired {when}".rstrip(),
+        hint="check its clock, else renew it: securefda site renew",
     )
 
 

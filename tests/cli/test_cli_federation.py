@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from securefda.bootstrap import endpoint_of
 from securefda.cli import main
 from securefda.samples import sample
+from securefda.site.certificates import host_names
 from securefda.site.config import load_aggregator, load_source
 from securefda.site.endpoints import Address, SiteSpec
 from securefda.site.enrolment import init_federation
@@ -85,9 +87,25 @@ def test_where_others_reach_the_aggregator_and_where_it_binds_are_two_things(
     assert "listen" not in (tmp_path / "kits" / "source-1" / "local" / "settings.toml").read_text()
 
 
+def test_a_source_may_have_an_address_of_its_own_and_a_certificate_several_names(tmp_path: Path) -> None:
+    kits, address = tmp_path / "kits", ["--address", "clinic.example.org:8443"]
+    names = ["--name", "target=clinic.internal", "--name", "target=10.0.0.5", "--reach", "source-2=10.0.0.5:9443"]
+    assert main(["federation", "init", "digits", "--out", str(kits), *address, *names]) == 0
+    routes = []
+    for kit in (kits / "source-1", kits / "source-2"):
+        transport = load_source(kit / "local" / "settings.toml").transport
+        routes.append(endpoint_of(load_kit(kit, datetime.now(UTC)), transport).address)
+    assert routes == ["clinic.example.org:8443", "10.0.0.5:9443"]
+    target = load_kit(kits / "target", datetime.now(UTC))
+    assert host_names(target.certificate) == ("clinic.internal", "clinic.example.org", "10.0.0.5")
+
+
 @pytest.mark.parametrize(
     ("option", "error"),
     [
+        (["--reach", "target=10.0.0.5:1"], "--reach target: is no site of this federation"),
+        (["--reach", "source-1=10.0.0.5"], "--reach: '10.0.0.5' is not host:port"),
+        (["--address", "fl_server:8443"], "--address: 'fl_server' is neither a host name nor an IP address"),
         (["--address", "0.0.0.0:8443"], "--address: 0.0.0.0 stands for all addresses of a machine"),
         (["--address", "[::]:8443"], "--address: :: stands for all addresses of a machine"),
         (["--listen", "0.0.0.0:99999"], "--listen: port 99999"),

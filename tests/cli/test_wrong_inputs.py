@@ -634,7 +634,7 @@ KITS = {
     "certificate-expired": Wrong(
         "kit inspect old/source-1",
         "tls.crt: expired at 2022",
-        "ask for a new startup kit",
+        "renew it: securefda site renew KIT at the site",
         code=14,
         harm=founded_in(2020),
         follow=command("federation renew old source-1"),

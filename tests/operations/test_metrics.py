@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,15 @@ def test_a_round_counts_with_its_phases_bytes_attempts_refusals_and_epsilon(targ
         ("securefda_connected_sources", ()): 0,
     }
     assert {key: found.get(key) for key in expected} == expected
+
+
+def test_the_end_of_the_certificate_is_a_metric(tmp_path: Path, port: int) -> None:
+    ends = datetime(2027, 3, 1, tzinfo=UTC)
+    watching = watch_target(
+        Console(), LoggingSection(), MetricsSection(port=port), out=tmp_path, roster=roster(), certificate_ends=ends
+    )
+    with watching:
+        assert samples(port)["securefda_certificate_ends_seconds", ()] == ends.timestamp()
 
 
 def test_rounds_add_up_and_a_lost_one_counts_as_lost(target: TargetWatch, port: int) -> None:

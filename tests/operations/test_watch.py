@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from operations_roster import FINISHED, SITES, Console, roster
 
 from securefda import __version__
+from securefda.dashboard.process_state import describe_process
 from securefda.errors import FaultyAggregatorError, QuorumLost
 from securefda.operations import watch_source, watch_target
 from securefda.operations.notes import Note
@@ -157,3 +160,19 @@ def test_where_both_are_off_no_file_is_made_and_nothing_is_imported_for_them(tmp
     )
     assert (result.stdout, result.stderr) == ("[]\n", "")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("days", "is_soon"), [(31, False), (29, True)])
+def test_a_certificate_that_ends_within_thirty_days_is_a_warning_in_log_and_status(
+    tmp_path: Path, days: int, is_soon: bool
+) -> None:
+    ends = datetime.now(UTC) + timedelta(days=days, minutes=1)
+    watching = watch_source(Console(), LOGS, OFF, out=tmp_path, roster=roster(), site=SITES[1], certificate_ends=ends)
+    with watching as watch:
+        state = watch.state.now
+    said = f"valid until {ends:%Y-%m-%d}, {days} days from now"
+    assert (said in (tmp_path / "site.jsonl").read_text()) is is_soon
+    assert state.certificate_ends == ends.timestamp()
+    assert any(said in line and "securefda site renew" in line for line in state.lines(time.time())) is is_soon
+    page = describe_process(state, True, "")
+    assert (said in page.hint) is is_soon

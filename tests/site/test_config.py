@@ -226,6 +226,11 @@ BAD_VALUES = [
     ("[session]\nclip = inf", "session.clip", "finite", ""),
     ("[transport]\nlisten = 'localhost:70000'", "transport.listen", "65535", ""),
     ("[transport]\nheartbeat-s = 0", "transport.heartbeat-s", "above 0", ""),
+    ("[transport]\naddress = 'clinic:0'", "transport.address", "port 0 is not in 1 to 65535", ""),
+    ("[transport]\naddress = '0.0.0.0:1'", "transport.address", "no site can reach it", ""),
+    ("[transport]\nproxy = 'http://me:word@proxy:1'", "transport.proxy", "holds credentials", ""),
+    ("[transport]\nproxy = 'socks5://proxy:1'", "transport.proxy", "must be an HTTP proxy", ""),
+    ("[transport]\nproxy = 'proxy'", "transport.proxy", "is not host:port", ""),
     ("[transport]\nchunk-bytes = 4194304", "transport.chunk-bytes", "do not fit", "lower it"),
 ]
 

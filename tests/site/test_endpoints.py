@@ -105,3 +105,9 @@ def test_unknown_key_names_the_nearest_known_one() -> None:
 def test_malformed_file_is_one_clear_error(data: bytes, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Endpoints.from_toml(data)
+
+
+def test_an_underscore_in_a_host_name_is_explained() -> None:
+    with pytest.raises(ConfigError, match="neither a host name") as caught:
+        Address.parse("fl_server.example.org:8443")
+    assert caught.value.hint.startswith("names of hosts have no _")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import socket
 import ssl
@@ -18,10 +19,12 @@ from federation_builder import make
 
 from securefda.errors import AuthenticationError, CertificateError, ConfigError, ConnectionFailed, DataError, ExitCode
 from securefda.site.certificates import identify_peer, parse_certificate
+from securefda.site.config import TransportSection
 from securefda.site.endpoints import Address
 from securefda.site.enrolment import renew_site, revoke_site
 from securefda.site.kit import Kit, load_kit
 from securefda.site.preflight import Finding, Level, Probes, check_port_free, preflight, shake_hands
+from securefda.site.route import Route, unused_proxies
 
 # TLS libraries read the machine's clock, so these federations are valid in real time.
 NOW = datetime.now(UTC)
@@ -282,6 +285,56 @@ def test_what_the_kit_keeps_from_being_checked_is_said_once(live: Path) -> None:
         ("disk", Level.OK),
         ("device", Level.FAIL),
     ]
+
+
+@contextmanager
+def tunnel_to(address: Address) -> Iterator[Address]:
+    """An HTTP proxy that opens one tunnel, to this address whatever it is asked for."""
+
+    def serve() -> None:
+        with listener.accept()[0] as near, socket.create_connection((address.host, address.port)) as far:
+            while b"\r\n\r\n" not in near.recv(4096):
+                pass
+            near.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            ways = {near: far, far: near}
+            while ready := select.select(list(ways), [], [], 10)[0]:
+                for one in ready:
+                    if not (data := one.recv(65536)):
+                        return
+                    ways[one].sendall(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve)
+        yield Address("127.0.0.1", listener.getsockname()[1])
+        served.result(20)
+
+
+def test_source_behind_a_proxy_and_another_route_is_checked_as_it_will_dial(live: Path, tmp_path: Path) -> None:
+    kit = Path(shutil.copytree(live / "lyon", tmp_path / "lyon"))
+    with grpc_server(live / "geneva") as address, tunnel_to(address) as proxy:
+        transport = TransportSection(address="clinic.internal:9", proxy=f"http://{proxy}")
+        route = Route.of(load_kit(kit, NOW), transport)
+        probes = Probes(route=lambda: route, unused_proxies=("HTTPS_PROXY",))
+        findings = preflight(kit, NOW, probes=probes, min_free_bytes=1)
+    line = f"geneva answers at clinic.internal:9 as 127.0.0.1, through the proxy at {proxy}"
+    assert check(findings, "aggregator") == Finding("aggregator", Level.OK, line)
+    assert not [one for one in findings if one.check == "proxy"]
+
+
+def test_proxy_of_the_environment_that_is_not_used_is_named_without_its_value(live: Path) -> None:
+    environment = {
+        "HTTPS_PROXY": "http://me:secret@proxy:3128",
+        "grpc_proxy": "proxy:1",
+        "no_proxy": "x",
+        "http_proxy": "",
+    }
+    probes = Probes(unused_proxies=unused_proxies(environment))
+    (warning,) = (one for one in preflight(live / "lyon", NOW, offline=True, probes=probes) if one.check == "proxy")
+    assert (warning.level, warning.message) == (Level.WARN, "HTTPS_PROXY, grpc_proxy in the environment: not used")
+    assert "transport.proxy" in warning.hint
+    assert "secret" not in str(warning)
+    at_target = preflight(live / "geneva", NOW, address=free_address(), probes=probes, min_free_bytes=1)
+    assert not [one for one in at_target if one.check == "proxy"]
 
 
 @pytest.mark.parametrize(("days", "level"), [(794, Level.OK), (796, Level.WARN)])

@@ -43,6 +43,8 @@ _FORMS = {
     "_site_id": "site id",
     "_address": "`host:port`",
     "_ip_address": "IP address",
+    "_reached": "`host:port`",
+    "_proxy": "`http://host:port`",
     "_factory": "`package.module:Class`",
     "_text_log": "file name",
     "_json_log": "file name",

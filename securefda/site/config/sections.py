@@ -20,6 +20,7 @@ from securefda.privacy.dp_events import Budget
 from securefda.rules.strategy import Head, Rule, RulePlan, Strategy, TargetLabels
 from securefda.rules.variance import Variance
 from securefda.settings import OptionalSettingsPath, Settings, SettingsPath, check, kebab_case, nearest_choice
+from securefda.site import endpoints
 from securefda.site.endpoints import is_ip_address
 
 if TYPE_CHECKING:
@@ -42,6 +43,23 @@ def _address(value: str) -> str:
     if not (host and colon and port.isascii() and port.isdecimal() and int(port) <= MAX_PORT):
         raise ValueError("must be host:port with a port from 0 (any free one) to 65535")
     return value
+
+
+def _reached(value: str) -> str:
+    """Check an address that a source dials."""
+    try:
+        return str(endpoints.Address.parse_reached(value, "")) if value else ""
+    except ConfigError as error:
+        raise ValueError(error.why) from None
+
+
+def _proxy(value: str) -> str:
+    if "@" in value:
+        raise ValueError("holds credentials: write them into a file, and name it in transport.proxy-credentials")
+    scheme, separator, rest = value.rpartition("://")
+    if separator and scheme != "http":
+        raise ValueError("must be an HTTP proxy, as http://proxy.example.org:3128")
+    return _reached(rest.rstrip("/"))
 
 
 def _factory(value: str) -> str:
@@ -517,6 +535,17 @@ class TransportSection(Settings):
 
     listen: Address = "127.0.0.1:0"
     """Address on which the aggregator listens, `host:port`; port 0 takes any free one."""
+
+    address: Annotated[str, AfterValidator(_reached)] = ""
+    """Where this source reaches the aggregator, `host:port`, if not at the address in its kit. Certificate and key are
+    checked as before."""
+
+    proxy: Annotated[str, AfterValidator(_proxy)] = ""
+    """HTTP proxy through which this source dials, `http://host:port`; empty for none. It opens a tunnel (CONNECT), and
+    TLS stays from site to site. No variable of the environment is read."""
+
+    proxy_credentials: OptionalSettingsPath = None
+    """File with one line `user:password` for the proxy (Basic); none by default."""
 
     chunk_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
     """Size of the pieces of large messages. Each must pass within three heartbeats."""

@@ -76,7 +76,7 @@ def _process_on_this_machine(kit: Path, out: Path, seed: int) -> ProcessSection:
     return ProcessSection(kit=kit.absolute(), out=out.absolute(), seed=seed, repeatable_training=True)
 
 
-def kit_settings_toml(config: FederationConfig, site: str, listen: str) -> str:
+def kit_settings_toml(config: FederationConfig, site: str, listen: str, reach: str = "") -> str:
     """Return the text of KIT/local/settings.toml, with which a site starts its process from its kit.
 
     Kit and run folder are relative to the file, so that the kit can be moved. So is the data folder, where the task
@@ -86,10 +86,12 @@ def kit_settings_toml(config: FederationConfig, site: str, listen: str) -> str:
         config: the federation.
         site: its target, or any other site id for a source.
         listen: ``host:port`` on which the aggregator listens.
+        reach: ``host:port`` at which this source reaches it; empty for what the federation's file or the kit says.
     """
     task = config.task.model_copy(update={"data_dir": config.task.data_dir and Path("data")})
     is_target = site == config.federation.target
-    transport = config.transport.model_copy(update={"listen": listen if is_target else TransportSection().listen})
+    addresses = {"listen": listen if is_target else TransportSection().listen} | ({"address": reach} if reach else {})
+    transport = config.transport.model_copy(update=addresses)
     config = config.model_copy(update={"task": task, "transport": transport})
     process = ProcessSection(kit=Path(".."), out=Path("run"))
     settings = _aggregator(config, process) if is_target else _source(config, site, process)
