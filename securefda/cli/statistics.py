@@ -123,7 +123,7 @@ def _lines(shown: SharedStatistics) -> Iterator[str]:
     if shown.look:
         yield "\nlook at this:"
         yield from (f"  {line}" for line in shown.look)
-    scaled = [(one.column, *suited(one)) for one in shown.sources if isinstance(one, NumberStatistics) and one.spread]
+    scaled = suited(shown.sources)
     if scaled:
         yield "\na center and a scale that suit the sources' rows, for [task.options.columns] (or --write FILE):"
         yield from (f"  {column}: center = {center:g}, scale = {scale:g}" for column, center, scale in scaled)

@@ -23,6 +23,10 @@ from securefda.tasks import Task, tabular
 from securefda.tasks.table_statistics import CONSTANTS, FACTORY, LONGEST, NumberStatistics, Statistics, TableStatistics
 
 
+_MOST_FAR = 0.02
+"""From this share of values far from the center on, a scaling that suits them hides what is wrong with them."""
+
+
 def federation_of_statistics(config: FederationConfig) -> FederationConfig:
     """Return the federation whose one round adds up statistics of the same tables at the same sites.
 
@@ -91,26 +95,30 @@ def with_scaling(text: str, statistics: Iterable[Statistics]) -> str:
     Raises:
         ConfigError: a column of numbers is not described in one line, as ``securefda new`` writes it.
     """
-    for one in statistics:
-        if not isinstance(one, NumberStatistics) or one.spread <= 0:
-            continue
-        center, scale = suited(one)
-        key = f"(?:{re.escape(one.column)}|{re.escape(json.dumps(one.column, ensure_ascii=False))})"
+    for column, center, scale in suited(statistics):
+        key = f"(?:{re.escape(column)}|{re.escape(json.dumps(column, ensure_ascii=False))})"
         found = re.search(rf"^\s*{key}\s*=\s*{{[^}}\n]*}}", text, re.MULTILINE)
         line = found[0] if found else ""
         for name, value in (("center", center), ("scale", scale)):
             line, count = re.subn(rf"\b{name}\s*=\s*[-+0-9.eE_]+", f"{name} = {value:g}", line)
             if count != 1:
-                why = f"{one.column} has no center and scale in one line"
+                why = f"{column} has no center and scale in one line"
                 hint = f"write center = {center:g}, scale = {scale:g} by hand"
                 raise ConfigError("--write", why, hint=hint)
         text = text[: found.start()] + line + text[found.end() :] if found else text
     return text
 
 
-def suited(one: NumberStatistics) -> tuple[float, float]:
-    """Return a center and a scale that suit a column's values: median and spread, with two digits that count."""
-    return float(f"{one.median:.2g}"), float(f"{one.spread:.2g}")
+def suited(statistics: Iterable[Statistics]) -> list[tuple[str, float, float]]:
+    """Return columns of numbers with a center and a scale that suit their values, with two digits that count.
+
+    They are median and spread. A column with many values far from the public center is left out: its units differ.
+    """
+    return [
+        (one.column, float(f"{one.median:.2g}"), float(f"{one.spread:.2g}"))
+        for one in statistics
+        if isinstance(one, NumberStatistics) and one.spread > 0 and one.far < _MOST_FAR
+    ]
 
 
 def statistics_of_run(folder: Path) -> SharedStatistics:

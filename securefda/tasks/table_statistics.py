@@ -317,6 +317,7 @@ class TableStatistics(Tabular):
                 f"{one.column}: {seen.far:.1%} of the values at {who} lie more than 10 scales from the center: another "
                 "unit, or numbers that stand for a missing value?"
             )
+            return
         distance, spread = (seen.median - one.center) / one.scale, seen.spread / one.scale
         if abs(distance) > _FAR_MEDIAN or (spread > 0 and not 1 / _FAR_SPREAD <= spread <= _FAR_SPREAD):
             yield f"{one.column}: the public center and scale do not suit the rows at {who}"
