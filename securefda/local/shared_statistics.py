@@ -22,7 +22,6 @@ from securefda.site.kit import LOCAL, SETTINGS_FILE, load_kit
 from securefda.tasks import Task, tabular
 from securefda.tasks.table_statistics import CONSTANTS, FACTORY, LONGEST, NumberStatistics, Statistics, TableStatistics
 
-
 _MOST_FAR = 0.02
 """From this share of values far from the center on, a scaling that suits them hides what is wrong with them."""
 

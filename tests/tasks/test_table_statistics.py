@@ -146,13 +146,25 @@ def test_noise_in_the_sums_is_told_from_what_rows_say(folder: Path) -> None:
     ("clinic", "line"),
     [
         (patients(60, 0, mean=85), "age: the median at clinic is"),
+        (patients(60, 0, mean=85), "age: the public center and scale do not suit the rows at clinic"),
         ([*patients(60, 0), *[(999, "f", "no")] * 10], "of the values at clinic lie more than 10 scales from the cent"),
-        ([(float(str(age)) * 12, sex, ill) for age, sex, ill in patients(60, 0)], "do not suit the rows at clinic"),
+        (
+            [(float(str(age)) * 12, sex, ill) for age, sex, ill in patients(60, 0)],
+            "clinic lie more than 10 scales from",
+        ),
         ([*patients(60, 0), *[("", "f", "no")] * 10], 'of the rows at clinic have no value: set missing = "fill"'),
         ([*patients(60, 0), *[(50, "d", "no")] * 10], "of the rows at clinic have a value that is not listed"),
         ([(age, sex, "no") for age, sex, _ in patients(60, 0)], "ill: fewer than 5% of the rows at clinic are yes"),
     ],
-    ids=["another domain", "a number for missing", "another unit", "missing", "unlisted", "rare class"],
+    ids=[
+        "another domain",
+        "another scaling",
+        "a number for missing",
+        "another unit",
+        "missing",
+        "unlisted",
+        "rare class",
+    ],
 )
 def test_what_does_not_fit_is_named(folder: Path, clinic: list[tuple[object, str, str]], line: str) -> None:
     task = statistics(folder)
