@@ -1,0 +1,80 @@
+"""The model card: what it says of each site, and what it leaves out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from securefda.operations.model_card import card_of, card_text
+from securefda.operations.records import SiteLine
+from securefda.operations.run_folder import RunRecord
+
+DIGEST = "ab" * 32
+SUMMARY: dict[str, Any] = {
+    "run_id": "cd" * 16,
+    "task": "heart:Heart",
+    "strategy": {"rule": "fedda_auto"},
+    "visibility": {"north": "sum"},
+    "rounds": 2,
+    "rounds_planned": 3,
+    "target_accuracy": 0.8,
+    "final_accuracy": 0.82,
+    "target_only": {"accuracy": 0.7},
+    "target_privacy": {"epsilon": 1.25, "limit": 4.0, "delta": 1e-5, "accountant": "rdp"},
+    "adapted": {"kept": False, "accuracy": 0.9, "digest": "ef" * 32},
+    "model_round": 2,
+    "model_digest": "12" * 32,
+    "status": "interrupted",
+    "ended": "2026-11-29T20:00:00Z",
+    "setting": {
+        "federation": "heart",
+        "target": "clinic",
+        "sources": ["north", "south"],
+        "task_options": {"store": "/data/secret"},
+        "data_dir": "/data",
+    },
+    "versions": {"securefda": "0.1.0"},
+}
+
+
+def record(summary: dict[str, Any] = SUMMARY, **sites: list[SiteLine]) -> RunRecord:
+    return RunRecord(Path("run"), summary, (), {site: tuple(lines) for site, lines in sites.items()})
+
+
+def test_a_source_is_described_by_its_own_records_where_they_are_here() -> None:
+    lines: list[SiteLine] = [
+        {"round": 1, "samples": 40, "epsilon": 0.5, "policy": DIGEST},
+        {"round": 2, "refused": {"key": "dp.required"}},
+    ]
+    card = card_of(record(north=lines))
+    assert card["sources"] == [
+        {"site": "north", "visibility": "sum", "samples": 40, "epsilon": 0.5, "policy": DIGEST},
+        {"site": "south", "visibility": None},
+    ]
+    text = card_text(card)
+    assert f"| `north` | source | sum | 40 | ε = 0.5 | `{DIGEST}` |" in text
+    assert "| `south` | source | took no part | known to that site alone | known to that site alone |" in text
+    assert "| `clinic` | target | | known to that site alone | ε = 1.25 at δ = 1e-05 | |" in text
+
+
+def test_the_card_says_how_far_the_run_came_and_what_it_measured() -> None:
+    card = card_of(record())
+    assert card["metrics"] == {"target_accuracy": 0.8, "final_accuracy": 0.82, "target_only": 0.7}
+    assert card["models"] == {"last": {"round": 2, "sha256": "12" * 32}, "best": None, "adapted": None}
+    text = card_text(card)
+    assert "in 2 of 3 rounds" in text
+    assert "interrupted on 2026-11-29T20:00:00Z" in text
+    assert "- for comparison, the target alone: 70.0 %" in text
+
+
+def test_the_card_names_no_path_and_no_option_of_the_task() -> None:
+    card = card_of(record())
+    assert "/data" not in card_text(card) + json.dumps(card)
+
+
+def test_names_of_a_folder_from_elsewhere_stay_within_their_cell() -> None:
+    hostile = {**SUMMARY, "setting": {**SUMMARY["setting"], "target": "clinic` |\n# Approved\n| `"}}
+    text = card_text(card_of(record(hostile)))
+    assert "\n# Approved" not in text
+    assert len([line for line in text.splitlines() if line.startswith("| `")]) == 3
