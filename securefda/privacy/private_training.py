@@ -566,9 +566,11 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
             why = "has a padding_idx, and noise would move the vector that stays at zero there"
             hint = "leave padding_idx out, and multiply what the layer gives by (ids != padding).unsqueeze(-1)"
             raise _unfit_layer(model, name, why, hint)
-        if isinstance(module, _BatchNorm) and module.training and not any(map(_is_trained, module.parameters())):
-            hint = "have the model's train() put its frozen encoder back into evaluation mode, or use a GroupNorm"
-            raise _unfit_layer(model, name, "is frozen, and normalises by the batch while the model trains", hint)
+        if isinstance(module, _BatchNorm) and not any(map(_is_trained, module.parameters())):
+            # In evaluation mode too: a site that measures a model estimates the statistics from its rows, without noise
+            why = "is a frozen norm whose statistics come from the site's rows"
+            hint = "fold it into the layer before: torch.nn.utils.fusion.fuse_conv_bn_eval or fuse_linear_bn_eval"
+            raise _unfit_layer(model, name, why, hint)
     faults = ModuleValidator.validate(model, strict=False)
     if faults or any(isinstance(module, _HIDDEN) for module in model.modules()):
         raise unfit(model, faults[0] if faults else None)

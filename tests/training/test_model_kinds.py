@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from opacus.layers import DPMultiheadAttention
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 from training_private import ROWS, SGD, train
 from training_tasks import SETTINGS, Line
 
@@ -123,16 +125,23 @@ class Residual(nn.Module):
 
 
 class Frozen(nn.Module):
-    """An encoder that stays as it is; ``steady`` keeps it in evaluation mode."""
+    """An encoder that stays as it is; with a norm that ``steady`` keeps in evaluation mode, or that is folded in."""
 
-    def __init__(self, *, steady: bool, norm: bool = True) -> None:
+    def __init__(self, norm: Literal["none", "moving", "steady", "folded"]) -> None:
         super().__init__()
-        layers = [nn.Linear(3, WIDTH), *([nn.BatchNorm1d(WIDTH)] if norm else []), nn.Tanh()]
-        self.encoder, self.head, self.steady = nn.Sequential(*layers).requires_grad_(False), nn.Linear(WIDTH, 1), steady
+        first, layers, self.norm = nn.Linear(3, WIDTH), list[nn.Module](), norm
+        if norm == "folded":
+            layers = [fuse_linear_bn_eval(first.eval(), nn.BatchNorm1d(WIDTH).eval())]
+        elif norm == "none":
+            layers = [first]
+        else:
+            layers = [first, nn.BatchNorm1d(WIDTH)]
+        self.encoder = nn.Sequential(*layers, nn.Tanh()).requires_grad_(False)
+        self.head = nn.Linear(WIDTH, 1)
 
     def train(self, mode: bool = True) -> Frozen:
         super().train(mode)
-        if self.steady:
+        if self.norm == "steady":
             self.encoder.eval()
         return self
 
@@ -225,11 +234,14 @@ KINDS = {
     "lstm": Expected(Kind(lambda: Recurrent(nn.LSTM), TABLE), "layer memory is LSTM", "opacus.layers.DPLSTM"),
     # 412, 413
     "tied weights": Expected(Kind(lambda: Sentence(tied=True), IDS)),
-    "frozen encoder": Expected(Kind(lambda: Frozen(steady=False, norm=False), TABLE)),
+    "frozen encoder": Expected(Kind(lambda: Frozen("none"), TABLE)),
     "frozen encoder with a norm": Expected(
-        Kind(lambda: Frozen(steady=False), TABLE), "layer encoder.1 is frozen, and normalises", "evaluation mode"
+        Kind(lambda: Frozen("moving"), TABLE), "layer encoder.1 is a frozen norm", "fuse_linear_bn_eval"
     ),
-    "frozen encoder that stays in evaluation mode": Expected(Kind(lambda: Frozen(steady=True), TABLE)),
+    "frozen encoder with a norm in evaluation mode": Expected(
+        Kind(lambda: Frozen("steady"), TABLE), "layer encoder.1 is a frozen norm", "fuse_linear_bn_eval"
+    ),
+    "frozen encoder with its norm folded in": Expected(Kind(lambda: Frozen("folded"), TABLE)),
     "two inputs and two outputs": Expected(TwoLabels(TwoHeads, {"image": IMAGES, "table": TABLE})),
     # 542
     "biases alone": Expected(Kind(biases_alone, TABLE)),
