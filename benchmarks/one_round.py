@@ -43,6 +43,7 @@ from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import DpEvent
 from securefda.rules import Head, Moments, fit_head
 from securefda.rules.analytic import bounded_rows
+from securefda.samples import sample
 from securefda.site.policy import check_moments, default_policy
 from securefda.tasks import Samples, Task, TaskSettings, Unlabelled
 from securefda.tasks.features import Features
@@ -50,7 +51,6 @@ from securefda.tasks.fed_heart import HOSPITALS, FedHeart
 from securefda.tasks.tabular import Tabular
 
 FIGURES = Path(__file__).parent / "one_round.json"
-FEDERATIONS = Path(__file__).parent / "hospitals"
 DELTA, EPSILONS = 1e-5, (8.0, 4.0, 1.0)
 ENCODED = {"width": 1280, "prefix": "efficientnet_lite0_", "source-test-fraction": 0.01}
 Matrix = NDArray[np.float64]
@@ -84,8 +84,8 @@ class Data:
 
     @classmethod
     def of_tables(cls, name: str, metric: str, targets: tuple[str, ...]) -> Data:
-        """Return the data of the federation in ``hospitals/NAME.toml``, whose files lie in ``task.data-dir``."""
-        told = tomllib.loads((FEDERATIONS / f"{name}.toml").read_text())
+        """Return the data of a sample federation whose files lie in ``task.data-dir``."""
+        told = tomllib.loads(sample(name).read_text())
         sites = tuple(sorted([told["federation"]["target"], *told["federation"]["sources"]]))
         folder, options, bound = FOLDERS[name], told["task"]["options"], told["session"]["clip"]
         return cls(Tabular, sites, folder, options, bound, False, metric, targets, "split-seed")
@@ -436,7 +436,10 @@ def main() -> int:
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA), metavar="NAME")
     asked = parser.parse_args()
     for study in (
-        [measured] * asked.measure + [weighed] * asked.weigh + [balanced] * asked.balance + [timed] * asked.speed
+        *[measured] * asked.measure,
+        *[weighed] * asked.weigh,
+        *[balanced] * asked.balance,
+        *[timed] * asked.speed,
     ):
         rows = {row["data"]: row for row in json.loads(FIGURES.read_text())["rows"]}
         for row in study(asked.data_dir, asked.seeds, asked.data):

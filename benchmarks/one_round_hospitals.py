@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from one_round import DATA, FEDERATIONS, Data, fitted, samples, task_of
+from one_round import DATA, Data, fitted, samples, task_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 from studies import as_text, shown, this_machine
@@ -42,6 +42,7 @@ from securefda.operations.progress import SilentReporter
 from securefda.operations.records import REPORTED_ROUNDS
 from securefda.operations.run_folder import read_run
 from securefda.rules import Moments, fit_head
+from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import Samples
 from securefda.tasks.tabular import concordance
@@ -209,7 +210,7 @@ def simulated(name: str, data: Data, settings: Iterable[str], seed: int, folder:
     """Return the metric of a simulated run in percent, mean over the last rounds."""
     path = f"task.data-dir={folder}"
     split = f"task.options.{data.split}={seed}"
-    config = load_federation(FEDERATIONS / f"{name}.toml", (*settings, path, split), {})
+    config = load_federation(sample(name), (*settings, path, split), {})
     alone = config.strategy.model_copy(update={"compare_target_only": False})
     with tempfile.TemporaryDirectory() as out:
         simulate(config.model_copy(update={"strategy": alone}), Path(out), seed, SilentReporter())

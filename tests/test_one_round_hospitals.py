@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from benchmark_studies import imported_study
 
+from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import TaskSettings
 from securefda.tasks.tabular import Tabular
@@ -55,10 +56,8 @@ def test_an_interval_over_patients_is_of_differences_in_the_same_patients(
 
 
 @pytest.mark.parametrize(("name", "features"), [("eicu", 63), ("tcga_brca", 39)])
-def test_a_federation_of_hospitals_reads_the_columns_that_the_page_says(
-    study: ModuleType, name: str, features: int
-) -> None:
-    config = load_federation(study.FEDERATIONS / f"{name}.toml", (), {})
+def test_a_federation_of_hospitals_reads_the_columns_that_the_page_says(name: str, features: int) -> None:
+    config = load_federation(sample(name), (), {})
     federation = config.federation
     task = Tabular(TaskSettings(federation.target, federation.sources, options=config.task.options))
     assert len(task.feature_names()) == features

@@ -91,6 +91,14 @@ def test_a_mean_over_targets_has_only_the_seeds_that_every_target_has():
     assert Results(suite, keyed).mean("fedgp", column) is None
 
 
+def test_a_bar_is_in_units_of_the_suites_metric():
+    suite = replace(SUITE, metric="auroc")
+    found = results({("fedda", "left"): 0.712, ("fedgp", "left"): 0.7, ("fedda", "right"): 0.712}, suite)
+    missed = "MISSED: left: fedda is 0.712, must reach fedgp + 0.05 = 0.750"
+    assert said(AtLeast("fedda", 0.05, "fedgp", ("left",)), found) == [missed]
+    assert said(AtLeast("fedda", 0.012, "fedgp", ("left",)), found) == []
+
+
 def test_many_columns_become_rows():
     columns = tuple(Column("things", str(number)) for number in range(9))
     suite = Suite("Things", columns, ("fedda", "fedgp"), ())

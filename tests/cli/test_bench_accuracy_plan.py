@@ -53,6 +53,14 @@ def test_fed_heart_is_run_with_the_papers_scaling_and_with_public_numbers():
     assert scaling == {("fed-heart", "site"), ("fed-heart-public", "public")}
 
 
+@pytest.mark.parametrize("suite", ["eicu", "tcga-brca"])
+def test_on_tables_of_hospitals_each_seed_holds_out_other_rows_which_no_caller_may_set(suite):
+    planned = plan(Request(suite, seeds=2, rules=["analytic", "warm_target"], data_dir=FILES))
+    assert {(one.job.seed, one.job.config.task.options["split-seed"]) for one in planned} == {(0, 0), (1, 1)}
+    with pytest.raises(ConfigError, match=f"is set by --suite {suite}"):
+        plan(Request(suite, seeds=1, data_dir=FILES, overrides=["task.options.split-seed=3"]))
+
+
 def test_every_rule_of_the_tables_is_a_strategy_and_every_suite_names_known_ones():
     for rule in RULES.values():
         assert Rule(rule.rule or rule.name)

@@ -77,6 +77,7 @@ class DataSet:
         settings: beside the example's, in all runs; a rule's come after them.
         targets: sites that take turns as the target, the others being the sources; empty for the example's own.
         levels: level -> settings that this data set needs there beside the level's name.
+        split: option of the task that is set to a run's seed, where rows are not held out by the seed itself.
     """
 
     example: str
@@ -84,6 +85,7 @@ class DataSet:
     targets: tuple[str, ...] = ()
     settings: Settings = ()
     levels: Mapping[str, Settings] = field(default_factory=dict)
+    split: str = ""
 
     def target_settings(self, target: str) -> Settings:
         """Return the settings that make ``target`` the target; none for the empty name."""

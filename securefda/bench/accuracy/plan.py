@@ -128,7 +128,7 @@ def plan(request: Request) -> list[Planned]:
     ]
     digests = [digest_of(config) for *_, config in without_seed]
     return [
-        Planned(RunKey(column.data, column.name, target, rule, seed), Job(config, seed), digest)
+        Planned(RunKey(column.data, column.name, target, rule, seed), _job(DATA[column.data], config, seed), digest)
         for seed in range(request.seeds)
         for (column, target, rule, config), digest in zip(without_seed, digests, strict=True)
     ]
@@ -155,6 +155,13 @@ def digest_of(config: FederationConfig) -> str:
 def level_keys(data: str, level: str) -> set[str]:
     """Return the settings in which runs at one level differ from those at another."""
     return {_key(text) for text in _level_settings(DATA[data], level)}
+
+
+def _job(data: DataSet, config: FederationConfig, seed: int) -> Job:
+    if data.split:
+        options = {**config.task.options, data.split: seed}
+        config = config.model_copy(update={"task": config.task.model_copy(update={"options": options})})
+    return Job(config, seed)
 
 
 def _configuration(request: Request, column: Column, target: str, rule: str) -> FederationConfig:
@@ -187,7 +194,8 @@ def _owned(request: Request) -> Iterator[tuple[str, Iterable[str]]]:
         data = DATA[column.data]
         yield f"--level {request.level}", _level_settings(data, request.level)
         targets = (setting for target in column.targets for setting in data.target_settings(target))
-        yield f"--suite {request.suite}", (*column.settings, *targets)
+        split = [f"task.options.{data.split}="] if data.split else []
+        yield f"--suite {request.suite}", (*column.settings, *targets, *split)
 
 
 def _key(setting: str) -> str:

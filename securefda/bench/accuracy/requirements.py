@@ -10,11 +10,12 @@ from securefda.bench.accuracy.columns import Column
 from securefda.bench.accuracy.paper import MEAN
 from securefda.bench.accuracy.results import Results
 from securefda.rules.strategy import CANDIDATES, choose_rule
+from securefda.task_metric import metric_of
 
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """A rule reaches ``points`` percent, or this many points more than another rule.
+    """A rule reaches ``points`` percent, or this many points more than another rule; in units of the suite's metric.
 
     In each of the named columns; without names, in the mean over all columns. ``data`` leaves those of one data set.
     """
@@ -35,7 +36,9 @@ class AtLeast:
                 yield missing(where, self.rule, *([self.over] if self.over else []))
             elif reached < other + self.points:
                 than = f"{self.over} + {self.points:g} = " if self.over else ""
-                yield f"MISSED: {where}: {self.rule} is {reached:.1f}, must reach {than}{other + self.points:.1f}"
+                form = ".1f" if metric_of(results.suite.metric).percent else ".3f"
+                must = format(other + self.points, form)
+                yield f"MISSED: {where}: {self.rule} is {reached:{form}}, must reach {than}{must}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,17 @@ ON_FEATURES = (
 )
 """Rules for a linear head on features of a frozen encoder."""
 
+IN_HOSPITALS = (
+    *BASELINES,
+    *ADAPTING,
+    "personalized_fedavg",
+    "ditto",
+    "apfl",
+    "analytic",
+    "analytic_unlabelled",
+)
+"""Rules for a linear model of a table, of classes and of times."""
+
 TRAINED = ("strategy.rule=fedda_auto", "strategy.rounds=20", "strategy.warm-up-rounds=5")
 """Rounds of the rules that train; the analytic rule has one."""
 
@@ -95,6 +106,14 @@ DATA = {
         "pacs",
         ("art-painting", "cartoon", "photo", "sketch"),
         settings=(*TRAINED, *ENCODED, "task.options.classes=7", "task.options.target-fraction=0.15"),
+    ),
+    "eicu": DataSet("eicu", "eicu_demo", ("midwest", "northeast", "south", "west"), TRAINED, split="split-seed"),
+    "tcga-brca": DataSet(
+        "tcga_brca",
+        "tcga_brca",
+        ("canada", "europe", "midwest", "northeast", "south", "west"),
+        TRAINED,
+        split="split-seed",
     ),
     "digit-domains": DataSet(
         "digit_domains",
@@ -211,6 +230,24 @@ SUITES = {
         plots=("columns",),
         bars=(AtLeast("analytic", 88.0),),
         averaged=True,
+    ),
+    "eicu": Suite(
+        title="eICU, death in hospital, a fifth of the labels at the target",
+        columns=_each_target("eicu"),
+        rules=(*IN_HOSPITALS, "knn_per", "fedda_auto_knn", "fedgp_auto_knn"),
+        plots=("columns",),
+        bars=tuple(AtLeast("analytic", 0.0, over) for over in ("target_only", "warm_target", "source_only", "fedavg")),
+        averaged=True,
+        metric="auroc",
+    ),
+    "tcga-brca": Suite(
+        title="TCGA-BRCA, survival, half of the rows with labels at the target",
+        columns=tuple(column for column in _each_target("tcga-brca") if column.name != "canada"),  # 3 patients died
+        rules=IN_HOSPITALS,
+        plots=("columns",),
+        bars=(AtLeast("analytic", 0.0, "target_only"), AtLeast("analytic", 0.0, "warm_target")),
+        averaged=True,
+        metric="concordance",
     ),
     "colored-mnist": Suite(
         title="ColoredMNIST",
