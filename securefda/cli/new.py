@@ -96,6 +96,7 @@ def _text(made: NewFolder) -> str:
             f"made {made.folder}: {', '.join(made.files)}",
             f"target {made.target}, sources {', '.join(made.sources)}",
             *notes,
+            *(["", "look at this:", *(f"  {line}" for line in made.look_at)] if made.look_at else []),
             "",
             "next:",
             f"  cd {shlex.quote(str(made.folder))}",

@@ -88,14 +88,15 @@ def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> list[str]:
         from securefda.bootstrap import check_rows  # with torch, for which no other check should have to wait
         from securefda.local.task_check import check_kit
 
-    (tried,) = check_kit(kit, config).sites
+    found = check_kit(kit, config)
+    (tried,) = found.sites
     if tried.error is not None:
         raise tried.error
     figures = ", ".join(f"{name} {tried.batch[name]:.4g}" for name in ("loss", "accuracy") if name in tried.batch)
     batch = f"one batch of {tried.batch['rows']:.0f} rows{f': {figures}' if figures else ''}"
     line, *warnings = check_rows(kit, config)
     read = f"; read from {tried.read_from}" if tried.read_from else ""
-    return [f"{line}; {batch}{read}", *warnings, *tried.notes]
+    return [f"{line}; {batch}{read}", *warnings, *tried.notes, *found.look_at]
 
 
 def _text(findings: tuple[Finding, ...]) -> str:

@@ -122,4 +122,5 @@ def _text(found: TaskFound) -> str:
         )
         lines += [f"  read from {site.read_from}"] if site.read_from else []
         lines += [f"  note: {note}" for note in site.notes]
+    lines += ["", "look at this:", *(f"  {line}" for line in found.look_at)] if found.look_at else []
     return "\n".join(lines)

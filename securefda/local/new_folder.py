@@ -15,7 +15,7 @@ import shutil
 import textwrap
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from PIL import Image
@@ -26,14 +26,14 @@ from securefda.site.config import load_federation, site_policy
 from securefda.site.config.sections import SITE_ID_PATTERN
 from securefda.site.policy import default_policy_text
 from securefda.tasks import image_folder, table_files, tabular
+from securefda.tasks.column_cautions import gathered, look_at
 from securefda.tasks.features import FACTORY as FEATURES
 from securefda.tasks.features import MULTI_LABEL_FACTORY as MULTI_LABEL_FEATURES
 from securefda.tasks.features_file import NO_LABEL, SUFFIXES, read_features
-from securefda.tasks.guess import FEWEST_OF_A_CATEGORY, Guess, guess, guess_format
+from securefda.tasks.guess import FEWEST_OF_A_CATEGORY, Guess, guess, guess_format, widened
 from securefda.tasks.guess_mapping import Draft, draft_mapping
-from securefda.tasks.held_out import HeldOut
 from securefda.tasks.mapping import MAPPING_SUFFIX, file_of_site, read_table
-from securefda.tasks.table_files import CsvFormat, Table, category, plain
+from securefda.tasks.table_files import CsvFormat, Table, plain
 from securefda.tasks.tabular import Column, TabularOptions
 from securefda.text import names, printable
 
@@ -46,7 +46,6 @@ _MOST_SITES = 200
 _FEW_TARGET_ROWS = 200
 _MOST_CLASSES = 20
 _NAMED_FILES = 3
-_SPLIT_SEEDS = 100
 _TEST_SHARE, _LARGE_TEST_SHARE = 0.2, 0.4
 """The larger share is for targets with few rows, a fifth of which would say little about a model."""
 _UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
@@ -55,20 +54,23 @@ _GIT_IGNORE = "# Rows of patients do not belong into a repository, nor do privat
 
 @dataclass(frozen=True, slots=True)
 class NewFolder:
-    """The new folder, and notes for the user."""
+    """The new folder, notes for the user, and what to look at in the columns of a table."""
 
     folder: Path
     files: tuple[str, ...]
     target: str
     sources: tuple[str, ...]
     notes: tuple[str, ...]
+    look_at: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Sites:
     """The sites, where their rows lie, and what of that is made up.
 
-    ``target_rows`` are what decides the side of each row of the target, and its label.
+    ``target_labels`` has the label of each row of the target, if they have labels.
+    ``tables`` are those of sites that may differ from each other, the target's first; ``mapped`` are the sites that get
+    a mapping, in which their names and spellings are brought to the task's.
     ``write`` puts rows into a folder of their own, where they do not lie in one already, or mappings beside them.
     ``labelled`` says whether the target's rows have labels.
     ``read_from`` says of each site how its file was read, where they differ.
@@ -78,11 +80,13 @@ class _Sites:
     sources: tuple[str, ...]
     data_dir: str
     largest: int
-    target_rows: Sequence[tuple[bytes, str]]
+    target_labels: Sequence[str]
     note: str
     write: Callable[[Path], None] | None = None
     labelled: bool = True
     read_from: tuple[str, ...] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    mapped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +143,30 @@ def new_tabular(folder: Path, file: Path, choices: Choices) -> NewFolder:
     sites = _sites_of_table(file, table, read, csv_format, choices)
     if sites.data_dir == DATA_FOLDER:
         csv_format = CsvFormat(csv_format.separator, csv_format.decimal, "utf-8")  # as the new files are written
-    notes = [
+    found = widened(found, {site: table for site, table in sites.tables.items() if site not in sites.mapped})
+    described = TabularOptions(
+        label=found.label,
+        columns=found.columns,
+        separator=csv_format.separator,
+        decimal="," if csv_format.decimal == "," else ".",
+    )
+    notes = (
         f"predicts {found.label.column}" + ("" if choices.label else ", the last column; --label names another"),
         f"reads it with separator {csv_format.separator!r} and decimal mark {csv_format.decimal!r}"
         if is_csv
         else f"reads {table.source}",
-        *(f"{column}: {remark}" for column, remark in found.remarks.items()),
-    ]
+    )
+    look = [*gathered(found.remarks.items()), *look_at(sites.tables or {file.stem: table}, described)]
+    beside = ", and missing values, categories and classes also from the other sites' files" if sites.tables else ""
     heading = (
-        f"Columns, categories and scaling were guessed from {file.name}. Every site reads them here, and no noise "
-        "covers them: they show round numbers near mean and deviation, and the categories that at least "
+        f"Columns, categories and scaling were guessed from {file.name}{beside}. Every site reads them here, and no "
+        "noise covers them: they show round numbers near median and spread, and the categories that at least "
         f"{FEWEST_OF_A_CATEGORY} rows have. What must not be shown, replace by public numbers: those of a textbook."
     )
     options = _options_text(found, csv_format, choices.group, sites)
     holds = f"SITE.csv, .xlsx or .parquet, or SITE{MAPPING_SUFFIX}"
     made = _make(folder, sites, tabular.FACTORY, options, heading, holds=holds, name=name)
-    return replace(made, notes=(*notes, *made.notes, *sites.read_from))
+    return replace(made, notes=(*notes, *made.notes, *sites.read_from), look_at=tuple(look))
 
 
 def _read_as(path: Path, csv_format: CsvFormat) -> Table:
@@ -197,7 +209,7 @@ def new_images(folder: Path, images: Path, target: str = "") -> NewFolder:
         _require_sites(sorted(counts), target, str(images), how)
         sources = tuple(site for site in sorted(counts) if site != target)
         largest = max(counts[site] for site in sources)
-        rows = _images_as_rows(_images(images / target, classes))
+        rows = _labels_of(_images(images / target, classes))
         labelled = image_folder.UNLABELLED not in by_site[target]
         sites = _Sites(target, sources, str(images.absolute()), largest, rows, note, labelled=labelled)
     else:
@@ -210,7 +222,7 @@ def new_images(folder: Path, images: Path, target: str = "") -> NewFolder:
             f"classes = {_toml(classes)}",
             f"size = {size}                 # side of the square that every image becomes, in pixels",
             f"colour = {_toml(colour)}           # grey or rgb",
-            *_split_lines(sites.target_rows),
+            *_split_lines(sites.target_labels),
         ]
     )
     heading = "The names of the classes and the size are common to all sites. Images stay where they are."
@@ -326,7 +338,7 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, csv_format: 
         data_dir = str(file.parent.absolute())
         labelled = read.label.column in {*beside[target].table.cells, *beside[target].open}
         is_whole = labelled and not beside[target].open
-        rows = _contents(beside[target].table, read) if is_whole else ()
+        rows = beside[target].table.cells[read.label.column] if is_whole else ()
         mappings = {file.with_name(f"{one}{MAPPING_SUFFIX}"): draft.text for one, draft in beside.items() if draft.text}
 
         def write_mappings(_: Path) -> None:
@@ -336,7 +348,9 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, csv_format: 
 
         write = write_mappings if mappings else None
         read_from = tuple(f"{one}: {_read_from(beside[one], one)}" for one in sorted(beside)) if mappings else ()
-        return _Sites(target, sources, data_dir, largest, rows, note, write, labelled, read_from)
+        tables = {one: beside[one].table for one in (target, *sources)}
+        mapped = frozenset(one for one, draft in beside.items() if draft.text)
+        return _Sites(target, sources, data_dir, largest, rows, note, write, labelled, read_from, tables, mapped)
     if choices.target:
         hint = f"--target needs --site-column, or three other files with these columns in {file.parent.absolute()}"
         raise ConfigError(f"--target {choices.target}", "there are no sites yet to choose from", hint=hint)
@@ -363,7 +377,8 @@ def _sites_of_column(table: Table, read: TabularOptions, csv_format: CsvFormat, 
     target = target or min(rows_of, key=lambda site: len(rows_of[site]))
     _require_sites(sorted(rows_of), target, f"column {name}", "each value is a site")
     note = f"the sites are the values of {name}: {DATA_FOLDER}/ holds a copy of the rows of {table.path.name}"
-    return _dealt(table, read, csv_format, rows_of, target=target, note=note)
+    dealt = _dealt(table, read, csv_format, rows_of, target=target, note=note)
+    return replace(dealt, tables={site: table.part(rows_of[site]) for site in (target, *dealt.sources)})
 
 
 def _require_sites(sites: Sequence[str], target: str, where: str, how: str) -> None:
@@ -421,10 +436,6 @@ def _read_from(draft: Draft, site: str) -> str:
     return f"{draft.table.source}, guessed in {site}{MAPPING_SUFFIX}: look at it{still}"
 
 
-def _contents(table: Table, read: TabularOptions) -> list[tuple[bytes, str]]:
-    return list(zip(read.contents(table), map(category, table.cells[read.label.column]), strict=True))
-
-
 def _dealt(
     table: Table,
     read: TabularOptions,
@@ -448,7 +459,8 @@ def _dealt(
 
     sources = tuple(site for site in sorted(rows_of) if site != target)
     largest = max(len(rows_of[site]) for site in sources)
-    return _Sites(target, sources, DATA_FOLDER, largest, _contents(table.part(rows_of[target]), read), note, write)
+    labels = [table.cells[read.label.column][row] for row in rows_of[target]]
+    return _Sites(target, sources, DATA_FOLDER, largest, labels, note, write)
 
 
 def _private(path: str, flags: int) -> int:
@@ -478,15 +490,12 @@ def _made_up_images(images: Path, classes: Sequence[str]) -> _Sites:
 
     note = f"the four sites are made up: {DATA_FOLDER}/ holds links to the images, dealt out by chance"
     target, *sources = _MADE_UP_SITES
-    largest, rows = max(map(len, dealt.values())), _images_as_rows(dealt[target])
+    largest, rows = max(map(len, dealt.values())), _labels_of(dealt[target])
     return _Sites(target, tuple(sources), DATA_FOLDER, largest, rows, note, write)
 
 
-def _images_as_rows(paths: Sequence[Path]) -> list[tuple[bytes, str]]:
-    try:
-        return [(read_whole(path), path.parent.name) for path in paths]
-    except OSError as error:
-        raise DataError(str(error.filename), f"cannot be read: {error.strerror}") from error
+def _labels_of(paths: Sequence[Path]) -> list[str]:
+    return [path.parent.name for path in paths]
 
 
 def _size_and_colour(paths: Sequence[Path]) -> tuple[int, str]:
@@ -531,7 +540,7 @@ def _make(
         learning_rate=rate,
         labelled=sites.labelled,
         one_round=one_round,
-        target_batch=max(1, min(16, len(sites.target_rows) // 8)) if sites.target_rows else 16,
+        target_batch=max(1, min(16, len(sites.target_labels) // 8)) if sites.target_labels else 16,
         max_samples=max(1000, 1000 * -(-sites.largest // 1000)),
     )
     test = f"test_{name.replace('-', '_')}.py"
@@ -591,7 +600,7 @@ def _options_text(found: Guess, csv_format: CsvFormat, group: str, sites: _Sites
     lines.append(f"encoding = {_toml(csv_format.encoding)}")
     if group:
         lines.append(f"group = {_toml(plain(group))}  # its rows stay on one side of the split")
-    lines += [*_split_lines(sites.target_rows), "", "[task.options.label]"]
+    lines += [*_split_lines(sites.target_labels), "", "[task.options.label]"]
     lines += [f"{key} = {_toml(list(value) if isinstance(value, tuple) else value)}" for key, value in label.items()]
     lines += ["", "[task.options.columns]   # type: number, category or ignored; missing: refuse, fill or drop-row"]
     for name, column in found.columns.items():
@@ -601,26 +610,13 @@ def _options_text(found: Guess, csv_format: CsvFormat, group: str, sites: _Sites
     return "\n".join(lines)
 
 
-def _split_lines(rows: Sequence[tuple[bytes, str]]) -> list[str]:
-    """Return the lines that set the held-out share and, if needed, a seed that holds out some rows of each class."""
-    share = _LARGE_TEST_SHARE if len(rows) < _FEW_TARGET_ROWS else _TEST_SHARE
-    labels = {label for _, label in rows}
-    wanted = len(labels) if len(labels) <= _MOST_CLASSES else 2
-    seed = next((seed for seed in range(_SPLIT_SEEDS) if _fewest_labels(rows, HeldOut(share, seed)) >= wanted), 0)
-    lines = [f"test-share = {share}          # of the target's rows, held out by what they contain"]
-    return (
-        [*lines, f"split-seed = {seed}            # with it some of each class are held out at the target"]
-        if seed
-        else lines
-    )
-
-
-def _fewest_labels(rows: Sequence[tuple[bytes, str]], split: HeldOut) -> int:
-    """Return how many different labels the side with fewer of them has."""
-    sides: dict[bool, set[str]] = {True: set(), False: set()}
-    for content, label in rows:
-        sides[split.holds_out(content)].add(label)
-    return min(map(len, sides.values()))
+def _split_lines(labels: Sequence[str]) -> list[str]:
+    """Return the lines that set the held-out share and, of classes, that each has it."""
+    share = _LARGE_TEST_SHARE if len(labels) < _FEW_TARGET_ROWS else _TEST_SHARE
+    lines = [f"test-share = {share}          # of the target's rows"]
+    if 1 < len(set(labels)) <= _MOST_CLASSES:
+        lines.append("stratify = true           # the same share of each class; noise at the target needs false")
+    return lines
 
 
 def _column_text(column: Column) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -44,9 +44,12 @@ from securefda.tasks import (
     unlabelled_target,
     with_further_rows,
 )
+from securefda.tasks.column_cautions import look_at
 from securefda.tasks.inputs import in_memory, map_tensors, named_tensors, row_count, shapes, take
+from securefda.tasks.rows import held_out_rows
+from securefda.tasks.table_files import Table
 from securefda.tasks.tabular import Tabular
-from securefda.text import counted, said_of
+from securefda.text import counted, names, said_of
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
 from securefda.training.batch_norm import settings_for_model
 from securefda.training.head import head_rows
@@ -101,13 +104,14 @@ class SiteFound:
 
 @dataclass(frozen=True, slots=True)
 class TaskFound:
-    """The findings about a task: its model, whether noise was tried, and each site."""
+    """The findings about a task: its model, whether noise was tried, each site, and what to look at in its columns."""
 
     factory: str
     parameters: int
     layers: int
     with_noise: bool
     sites: tuple[SiteFound, ...]
+    look_at: tuple[str, ...] = ()
 
     @property
     def error(self) -> TaskCheckError | None:
@@ -132,6 +136,7 @@ class TaskFound:
                 }
                 for found in self.sites
             ],
+            "look_at": list(self.look_at),
         }
 
 
@@ -203,7 +208,17 @@ def _check(
     )
     with_noise = any(settings.dp is not None for settings in trained.values())
     table = layer_table(model)
-    return TaskFound(factory, sum(layer_sizes(table)), len(table), with_noise, sites)
+    look = look_at(_tables(task, trained), task.options) if isinstance(task, Tabular) else ()
+    return TaskFound(factory, sum(layer_sizes(table)), len(table), with_noise, sites, tuple(look))
+
+
+def _tables(task: Tabular, sites: Iterable[str]) -> dict[str, Table]:
+    """Return the tables of the sites whose files can be read; what is wrong with others is an error there."""
+    tables: dict[str, Table] = {}
+    for site in sites:
+        with suppress(SecureFdaError):
+            tables[site] = task.table(site)
+    return tables
 
 
 def _require_same_model(task: Task, model: nn.Module, again: nn.Module) -> None:
@@ -235,11 +250,11 @@ def _check_site(
         _add_split(task, checked, "train", train)
         if policy is not None:
             require_room_for(len(train), policy)
-        test = rows_of(task, site, "test")
-        _add_split(task, checked, "test", test)
         if is_target:
-            _require_two_labels(site, "train", train)
-            _require_two_labels(site, "test", test)
+            _add_split(task, checked, "test", test := rows_of(task, site, "test"))
+            checked.notes += _lacking(task, "test", test)
+        else:
+            _add_unread_rows(task, checked)
         model = build_model(task, derive_seed(seed, "model"))
         settings = settings_for_model(settings, model)
         require_steps(site, len(train), settings, FEWEST_TARGET_STEPS if is_target else 1)
@@ -253,19 +268,30 @@ def _check_site(
                 f"{counted(len(every) - len(train), 'further row')} without labels, for training.adapt"
             )
         if settings.dp is not None:
+            task.require_own_sides(site)
             checked.notes += _try_noise(task, model, train, settings)
         elif policy is not None and Rule.ANALYTIC in policy.allowed_rules and rule in (None, Rule.ANALYTIC):
             _compare_moments(SiteModel(task, site, train, settings, seed), policy, checked, planned=rule is not None)
     except SecureFdaError as error:
         checked.error = TaskCheckError(error, site)
         return checked
-    if _has_one_label(train):  # at a source it may be meant: a hospital to which only the ill come
-        checked.notes.append(f"all {len(train)} training rows have one label")
+    checked.notes += _lacking(task, "training", train)
     checked.notes += _far_features(task, train)
     checked.notes += filter(None, [task.scaling_caution(train)])
     if isinstance(task, Tabular) and (unread := task.unread_columns(site)):
         checked.notes.append(f"columns that the task does not read: {', '.join(unread)}")
     return checked
+
+
+def _add_unread_rows(task: Task, found: SiteFound) -> None:
+    """Add the rows that a source holds out. No run reads them: what is wrong with them is a note."""
+    try:
+        rows = held_out_rows(task, found.site)
+    except SecureFdaError as error:
+        found.notes.append(f"no run reads the test rows of a source, and these are unfit: {error}")
+        return
+    if rows is not None:
+        _add_split(task, found, "test", rows)
 
 
 def _compare_moments(site: SiteModel, policy: SourcePolicy, found: SiteFound, *, planned: bool) -> None:
@@ -401,17 +427,23 @@ def _labels_in_words(task: Task, rows: Samples) -> str:
     return ", ".join(words.values())
 
 
-def _require_two_labels(site: str, split: str, rows: Samples) -> None:
-    if _has_one_label(rows):
-        hint = (
-            "look at how labels are read; of few rows, hold out others, with some of each class "
-            "(a table or images: by another task.options.split-seed)"
-        )
-        raise DataError(f"{site}, {split}", f"all {len(rows)} rows have one label", hint=hint)
-
-
-def _has_one_label(rows: Samples) -> bool:
-    return len(torch.unique(rows.labels.reshape(len(rows), -1), dim=0)) == 1
+def _lacking(task: Task, which: str, rows: Samples) -> list[str]:
+    """Say which classes no row has, or that all rows have one label: at a hospital to which only the ill come, or where
+    the label is read wrongly. A run goes on.
+    """
+    classes = task.class_names() if rows.labels.ndim == 1 else ()
+    present = set(rows.labels.tolist()) if classes else set()
+    lacking = [name for number, name in enumerate(classes) if number not in present]
+    if lacking:
+        said = f"no {which} row is of class {names(lacking)}"
+    elif len(torch.unique(rows.labels.reshape(len(rows), -1), dim=0)) == 1:
+        said = f"all {len(rows)} {which} rows have one label"
+    else:
+        return []
+    if which != "test":
+        return [said]
+    how = "of a table or images, task.options.stratify = true holds out some of each class, or another split-seed may"
+    return [f"{said}, and no figure of a run will say how others fare; {how}"]
 
 
 def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings: TrainingSettings) -> dict[str, float]:

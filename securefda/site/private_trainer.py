@@ -51,7 +51,8 @@ class PrivateTrainer(SiteTrainer):
 
     Raises:
         TrainingError: the model cannot be trained by DP-SGD; the layer is named.
-        ConfigError: the batch is larger than the data; this machine does not have the device.
+        ConfigError: the batch is larger than the data; this machine does not have the device; one more row could
+            change which others train.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class PrivateTrainer(SiteTrainer):
         team: Team | None = None,
     ) -> None:
         super().__init__(task, site, rows, settings, seed, team=team)
+        task.require_own_sides(site)
         require_separate_rows(task, self.module, rows, settings)
         schedule_of(settings, len(rows))
         self.repeatable = False

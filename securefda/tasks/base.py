@@ -225,7 +225,11 @@ class Task(ABC):
 
     @abstractmethod
     def test_data(self, site: str) -> Samples | Dataset[Any] | DataLoader[Any] | None:
-        """Return the rows that ``site`` holds out; None for an unlabelled target without any labelled row."""
+        """Return the rows that ``site`` holds out; None for a source that holds out none, and for an unlabelled target
+        without any labelled row.
+
+        A run reads the target's alone.
+        """
 
     @abstractmethod
     def loss(self, outputs: Inputs, labels: Tensor) -> Tensor:
@@ -360,6 +364,13 @@ class Task(ABC):
         It tells about the rows, so it is shown at the site alone.
         """
         return ""
+
+    def require_own_sides(self, site: str) -> None:
+        """Raise ConfigError if one more row at ``site`` could change which other rows train; noise does not cover that.
+
+        By default it cannot, at no site of the task.
+        """
+        self.require_site(site)
 
     def require_site(self, site: str) -> None:
         """Raise ConfigError if ``site`` is neither the target nor a source."""

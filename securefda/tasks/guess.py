@@ -11,9 +11,8 @@ import csv
 import io
 import math
 import re
-import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,20 +20,31 @@ from typing import Literal
 
 from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError, reading_hint
-from securefda.tasks.table_files import MISSING_VALUES, CsvFormat, Table, category, is_date, is_number, plain
-from securefda.tasks.tabular import Column, Label
+from securefda.tasks.column_cautions import (
+    Numbers,
+    are_codes,
+    are_days,
+    center_and_spread,
+    codes_in,
+    identifier,
+    in_rows,
+    numbers_of,
+    words_for_missing,
+)
+from securefda.tasks.table_files import MISSING_VALUES, CsvFormat, Table, category, is_date, plain
+from securefda.tasks.tabular import Column, Label, TabularOptions
+from securefda.text import counted, names
 
 FEWEST_OF_A_CATEGORY = 5
 _MOST_CATEGORIES = 20
 _MOST_CLASSES = 20
 _LINES = 200
 _PLAIN = CsvFormat()
-_IDENTIFIER = re.compile(r"(^|[^a-z])(id|nr|no|nummer|number|mrn|pid|patient|fall|case|index)([^a-z]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """The guessed columns of an example, with notes on columns that are not read or have rare values."""
+    """The guessed columns of an example, with notes on what is left out or decided."""
 
     label: Label
     columns: dict[str, Column]
@@ -113,18 +123,18 @@ def guess(table: Table, csv_format: CsvFormat, label: str = "", group: str = "",
         ConfigError: there is no such column.
         DataError: no model can predict the label, or no other column can be read.
     """
-    names = list(table.cells)
-    label, group, event = plain(label) or names[-1], plain(group), plain(event)
+    header = list(table.cells)
+    label, group, event = plain(label) or header[-1], plain(group), plain(event)
     for option, name in (("--label", label), ("--group", group), ("--event", event)):
-        if name and name not in names:
-            near = get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"columns: {', '.join(names)}"
+        if name and name not in header:
+            near = get_close_matches(name, header, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"columns: {', '.join(header)}"
             if option == "--label" and not near:
                 hint += "; where the target alone has no labels, name a source's table, and --target"
             raise ConfigError(f"{option} {name}", f"{table.path} has no such column", hint=hint)
     columns: dict[str, Column] = {}
-    remarks: dict[str, str] = {}
-    for name in names:
+    remarks = {label: ""}
+    for name in header:
         if name in (label, event):
             continue
         columns[name], remarks[name] = (
@@ -135,47 +145,72 @@ def guess(table: Table, csv_format: CsvFormat, label: str = "", group: str = "",
             f"separator {csv_format.separator!r}, decimal mark {csv_format.decimal!r}: name others, or look at the file"
         )
         raise DataError(str(table.path), f"no column but {label} holds numbers or categories", hint=hint)
-    predicted = _time(table, label, event, csv_format) if event else _label(table, label, csv_format)
-    return Guess(predicted, columns, {name: text for name, text in remarks.items() if text})
+    if event:
+        described = _time(table, label, event, csv_format)
+    else:
+        described, remarks[label] = _label(table, label, csv_format)
+    return Guess(described, columns, {name: text for name, text in remarks.items() if text})
 
 
 def _column(name: str, cells: Sequence[str], csv_format: CsvFormat) -> tuple[Column, str]:
     """Guess a column's type, with a note if there is something to say."""
     present = [cell for cell in cells if cell not in MISSING_VALUES]
-    numbers = _numbers(present, csv_format)
+    numbers, codes = _numbers_and_codes(present, csv_format)
     why = _not_read(name, present, numbers, len(cells))
     if why:
-        return Column(type="ignored"), why
-    missing: Literal["fill", "refuse"] = "fill" if len(present) < len(cells) else "refuse"
-    if numbers:
+        return Column(type="ignored"), f"{why}; not read"
+    missing: Literal["fill", "refuse"] = "fill" if len(present) < len(cells) or codes else "refuse"
+    remarks = [f"{in_rows(codes, len(present))}: read as a missing value (missing-values)"] if codes else []
+    categories = [cell for cell in present if category(cell) not in codes]
+    values, rare = _frequent(categories)
+    if len(numbers) and not (are_codes(numbers) and len(values) > 1):
         center, scale = _round_scaling(numbers)
-        return Column(type="number", center=center, scale=scale, missing=missing), ""
-    values, rare = _frequent(present)
-    remark = f"values of fewer than {FEWEST_OF_A_CATEGORY} rows are left out" if rare else ""
-    return Column(type="category", values=values, missing=missing, unknown="fill" if rare else "refuse"), remark
+        column = Column(type="number", center=center, scale=scale, missing=missing, missing_values=tuple(codes))
+        return column, "; ".join(remarks)
+    if len(numbers):
+        remarks.append('few small whole numbers, read as categories: if they count, type = "number", center, scale')
+    if rare:
+        remarks.append(f"values of fewer than {FEWEST_OF_A_CATEGORY} rows are left out")
+    column = Column(
+        type="category",
+        values=values,
+        missing=missing,
+        missing_values=tuple(codes),
+        unknown="fill" if rare else "refuse",
+    )
+    return column, "; ".join(remarks)
 
 
-def _not_read(name: str, present: Sequence[str], numbers: Sequence[float], rows: int) -> str:
+def _not_read(name: str, present: Sequence[str], numbers: Numbers, rows: int) -> str:
     """Return why a column is of no use to a model; empty if it is of use."""
-    different = len(set(map(category, present)))
-    if different < 2:
-        return "has one value in all rows" if different else "has no value"
-    if numbers:
-        whole = all(number.is_integer() for number in numbers)
-        named = _IDENTIFIER.search(name) or list(numbers) == sorted(numbers)
-        return "has another whole number in each row: an identifier?" if whole and named and different == rows else ""
-    if all(is_date(cell) for cell in present):
+    counts = Counter(numbers.tolist() if len(numbers) else map(category, present))
+    if len(counts) < 2:
+        every = (
+            "all rows" if len(numbers) in (0, len(present)) else "all rows but those with a code for a missing value"
+        )
+        return f"has one value in {every}" if counts else "has no value"
+    if all(is_date(cell) for cell in present) or are_days(numbers):
         return "holds dates: export an age or a number of days"
-    if different > _MOST_CATEGORIES or 2 * different > len(present):
-        return "has many different values, not all of them numbers: a name, an identifier, or free text?"
+    if len(numbers):
+        fewest, apart = min(counts.values()), abs(numbers.max() - numbers.min())
+        if len(counts) == 2 and fewest < FEWEST_OF_A_CATEGORY and apart > 1:
+            return f"has one number in all but {counted(fewest, 'row')}"
+        seen = identifier(name, numbers, rows)
+        return f"has {seen}" if seen else ""
+    if len(counts) > _MOST_CATEGORIES or 2 * len(counts) > len(present):
+        return "has many different values, not all of them numbers, as a name, an identifier or free text"
     return "" if len(_frequent(present)[0]) > 1 else "has one frequent value, and rare ones"
 
 
-def _numbers(present: Sequence[str], csv_format: CsvFormat) -> list[float]:
-    """Return the cells as numbers; empty unless all are numbers."""
-    if not all(is_number(cell, csv_format.decimal) for cell in present):
-        return []
-    return [float(cell.replace(",", ".")) for cell in present]
+def _numbers_and_codes(present: Sequence[str], csv_format: CsvFormat) -> tuple[Numbers, dict[str, int]]:
+    """Return the numbers of a column, none unless all its cells are numbers or codes for a missing value, and the codes
+    with their rows. A number that only may be a code is neither.
+    """
+    words = words_for_missing(present, csv_format.decimal)
+    numbers = numbers_of([cell for cell in present if cell not in words], csv_format.decimal)
+    codes = codes_in(numbers)
+    sure = {code.replace(".", csv_format.decimal): count for code, count in codes.sure.items()}
+    return codes.without(numbers), words | sure
 
 
 def _frequent(present: Sequence[str]) -> tuple[tuple[str, ...], bool]:
@@ -185,17 +220,22 @@ def _frequent(present: Sequence[str]) -> tuple[tuple[str, ...], bool]:
     return frequent, len(frequent) < len(counts)
 
 
-def _label(table: Table, name: str, csv_format: CsvFormat) -> Label:
+def _label(table: Table, name: str, csv_format: CsvFormat) -> tuple[Label, str]:
+    """Describe the label, with a note if there is something to say."""
     cells = table.cells[name]
     present = [cell for cell in cells if cell not in MISSING_VALUES]
     missing: Literal["drop-row", "refuse"] = "drop-row" if len(present) < len(cells) else "refuse"
-    numbers = _numbers(present, csv_format)
     classes = sorted(set(map(category, present)))
     if 2 <= len(classes) <= _MOST_CLASSES:
-        return Label(column=name, classes=tuple(classes), missing=missing)
-    if len(classes) > 1 and numbers:
+        return Label(column=name, classes=tuple(classes), missing=missing), ""
+    numbers, codes = _numbers_and_codes(present, csv_format)
+    if len(classes) > 1 and len(numbers):
         center, scale = _round_scaling(numbers)
-        return Label(column=name, center=center, scale=scale, tolerance=scale / 2, missing=missing)
+        missing = "drop-row" if codes else missing
+        label = Label(
+            column=name, center=center, scale=scale, tolerance=scale / 2, missing=missing, missing_values=tuple(codes)
+        )
+        return label, f"{in_rows(codes, len(present))}: such rows are left out (missing-values)" if codes else ""
     what = "one value" if len(classes) == 1 else f"{len(classes)} different values, and not all are numbers"
     hint = f"--label names the column to predict; columns: {', '.join(table.cells)}"
     raise DataError(str(table.path), f"column {name} cannot be predicted: it has {what}", hint=hint)
@@ -206,7 +246,7 @@ def _time(table: Table, name: str, event: str, csv_format: CsvFormat) -> Label:
     event then.
     """
     rows = [pair for pair in zip(table.cells[name], table.cells[event], strict=True) if not {*pair} & {*MISSING_VALUES}]
-    times, events = (_numbers([pair[place] for pair in rows], csv_format) for place in (0, 1))
+    times, events = (numbers_of([pair[place] for pair in rows], csv_format.decimal).tolist() for place in (0, 1))
     for column, numbers, fits, hint in (
         (name, times, bool(times) and min(times) >= 0 < max(times), "times count from when a row is first seen"),
         (event, events, set(events) == {0, 1}, "1 where it happened, 0 where not; levels in a mapping turn others"),
@@ -227,20 +267,53 @@ def _time(table: Table, name: str, event: str, csv_format: CsvFormat) -> Label:
     return Label(column=name, event=event, horizon=_tidy(horizon), survival=survival, missing=missing)
 
 
-def _round_scaling(numbers: Sequence[float]) -> tuple[float, float]:
+def _round_scaling(numbers: Numbers) -> tuple[float, float]:
     """Return a center and a scale in round numbers: the scale is 1, 2 or 5 times a power of ten, the center a multiple
-    of it.
+    of it. They follow from percentiles, which a few wrong numbers do not move.
 
     Two different numbers become -1 and 1.
     """
-    least, most = min(numbers), max(numbers)
-    if set(numbers) == {least, most}:
+    least, most = float(numbers.min()), float(numbers.max())
+    if set(numbers.tolist()) == {least, most}:
         return _tidy((least + most) / 2), _tidy((most - least) / 2)
-    deviation = statistics.pstdev(numbers)
-    power = 10.0 ** math.floor(math.log10(deviation))
-    scale = min((power * step for step in (1, 2, 5, 10)), key=lambda candidate: abs(math.log(candidate / deviation)))
-    return _tidy(round(statistics.fmean(numbers) / scale) * scale), _tidy(scale)
+    center, spread = center_and_spread(numbers)
+    power = 10.0 ** math.floor(math.log10(spread))
+    scale = min((power * step for step in (1, 2, 5, 10)), key=lambda candidate: abs(math.log(candidate / spread)))
+    return _tidy(round(center / scale) * scale), _tidy(scale)
 
 
 def _tidy(number: float) -> float:
     return float(f"{number:.6g}")
+
+
+def widened(found: Guess, tables: Mapping[str, Table]) -> Guess:
+    """Return a guess that suits the tables of other sites too: where they lack values, their categories and classes.
+
+    Center and scale stay those of the example. Categories of fewer than `FEWEST_OF_A_CATEGORY` rows of each table are
+    still left out, and read as no category.
+    """
+    columns, remarks = dict(found.columns), dict(found.remarks)
+    options = TabularOptions(label=found.label, columns=columns)
+    label, notes = found.label, dict[str, list[str]]()
+    for site, table in tables.items():
+        for name, column in options.read.items():
+            present = options.present(table, name)
+            if len(present) < len(table) and column.missing == "refuse":
+                columns[name] = columns[name].model_copy(update={"missing": "fill"})
+                notes.setdefault(name, []).append(site)
+            if column.type == "category":
+                frequent, rare = _frequent(present)
+                values = tuple(sorted({*columns[name].values, *frequent}))
+                unknown = "fill" if rare and not set(map(category, present)) <= {*values} else columns[name].unknown
+                columns[name] = columns[name].model_copy(update={"values": values, "unknown": unknown})
+        if label.column in table.cells:
+            present = options.present(table, label.column)
+            if label.classes:
+                more = sorted({*map(category, present)} - {*label.classes})
+                label = label.model_copy(update={"classes": (*label.classes, *more)})
+            if len(present) < len(table):
+                label = label.model_copy(update={"missing": "drop-row"})
+    for name, sites in notes.items():
+        said = f"no value in some rows of {names(sites)}: filled in"
+        remarks[name] = f"{remarks[name]}; {said}" if name in remarks else said
+    return Guess(label, columns, remarks)

@@ -76,6 +76,9 @@ class ImageFolderOptions(Settings):
     split_seed: int = 0
     """Another number holds out other images."""
 
+    stratify: bool = False
+    """Whether the target holds out the same share of each class; one more row can then move another one."""
+
 
 class _TaskTable(Settings):
     options: ImageFolderOptions
@@ -143,10 +146,16 @@ class ImageFolder(Classification):
         return Unlabelled(self._features(paths, where))
 
     def test_data(self, site: str) -> Samples | None:
-        """Return the images that the site holds out, of the same form; None where none of a target has a label."""
+        """Return the images that the site holds out, of the same form; None where none of a target has a label, and at
+        sources that hold out the share 0.
+        """
         if self.settings.lacks_labels(site) and not self._classified(site, held_out=True)[0]:
             return None
-        return self._samples(site, held_out=True)
+        return self._samples(site, held_out=True) if self._split_of(site).share else None
+
+    def require_own_sides(self, site: str) -> None:
+        """Raise ConfigError at a target that holds out by class."""
+        self._split_of(site).require_own_sides(site)
 
     def unlabelled_data(self) -> Unlabelled | None:
         """Return the target's images in ``unlabelled``."""
@@ -182,15 +191,17 @@ class ImageFolder(Classification):
 
     def _classified(self, site: str, *, held_out: bool) -> tuple[list[Path], list[int]]:
         """Return the images in class folders that are held out, or are not, each with its class."""
-        folder, split_of = self._folder(site), self._split_of(site)
-        paths: list[Path] = []
-        labels: list[int] = []
-        for number, name in enumerate(self.options.classes):
-            images = images_in(folder / name, f"{site}: {folder / name}") if (folder / name).is_dir() else []
-            mine = [path for path in images if split_of.holds_out(self._content(path)) == held_out]
-            paths += mine
-            labels += [number] * len(mine)
-        return paths, labels
+        folder, classes = self._folder(site), self.options.classes
+        images = [
+            (path, number)
+            for number, name in enumerate(classes)
+            if (folder / name).is_dir()
+            for path in images_in(folder / name, f"{site}: {folder / name}")
+        ]
+        contents = (self._content(path) for path, _ in images)
+        sides = self._split_of(site).sides(contents, (classes[number] for _, number in images))
+        mine = [image for image, side in zip(images, sides, strict=True) if side == held_out]
+        return [path for path, _ in mine], [number for _, number in mine]
 
     def _split_of(self, site: str) -> HeldOut:
         return self._at_target if site == self.settings.target else self._at_sources

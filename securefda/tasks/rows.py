@@ -35,6 +35,20 @@ def rows_of(task: Task, site: str, split: Split) -> Samples:
     return rows
 
 
+def held_out_rows(task: Task, site: str) -> Samples | None:
+    """Return the rows that a site holds out, as the task gives them; None where it holds out none that has a label.
+
+    Raises:
+        DataError: they are unfit or without labels, or the task's own code fails.
+        ConfigError: whatever the task finds wrong with its settings.
+    """
+    test = _answer(task, site, "test")
+    if isinstance(test, Unlabelled):
+        hint = "test_data returns Samples(features, labels), or None where no row that is held out has a label"
+        raise DataError(f"{site}, test", f"the {len(test)} rows have no labels to measure a model by", hint=hint)
+    return test
+
+
 def unlabelled_target(task: Task) -> tuple[Rows, Samples | None]:
     """Return the training rows of a target whose labels are not used, and the test rows that have labels.
 
@@ -45,11 +59,7 @@ def unlabelled_target(task: Task) -> tuple[Rows, Samples | None]:
         ConfigError: whatever the task finds wrong with its settings.
     """
     site = task.settings.target
-    train, test = _answer(task, site, "train"), _answer(task, site, "test")
-    if isinstance(test, Unlabelled):
-        hint = "test_data returns Samples(features, labels), or None where no row that is held out has a label"
-        raise DataError(f"{site}, test", f"the {len(test)} rows have no labels to measure a model by", hint=hint)
-    return train, test
+    return _answer(task, site, "train"), held_out_rows(task, site)
 
 
 def with_further_rows(task: Task, labelled: Samples) -> Unlabelled:

@@ -263,7 +263,7 @@ class TableStatistics(Tabular):
         if one.column not in table.cells:  # the label, at a target without labels
             return np.eye(one.width)[np.zeros(len(table), np.int64)]
         if one.values:
-            return one.of_category(table.cells[one.column], table.missing(one.column))
+            return one.of_category(table.cells[one.column], self.options.missing(table, one.column))
         return one.of_number(*self._column_of_numbers(table, one.column, where))
 
     def of_constants(self, constants: Tensor) -> tuple[Statistics, ...]:

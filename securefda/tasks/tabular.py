@@ -45,11 +45,14 @@ from securefda.text import names
 
 FACTORY = "securefda.tasks.tabular:Tabular"
 _SPELT = "a site that spells one otherwise lists it in the levels of its mapping"
-_FAR_MEAN = 2.0
-"""A site's mean this many public scales from the public center is far from it."""
+TENTHS_APART = 2.563
+"""Standard deviations between the 10th and the 90th percentile of a normal distribution."""
+
+_FAR_CENTER = 2.0
+"""A site's median this many public scales from the public center is far from it."""
 
 _FAR_SPREAD = 5.0
-"""A site's standard deviation is far from the public scale if one is this many times the other."""
+"""A site's spread is far from the public scale if one is this many times the other."""
 
 
 def _different(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -93,6 +96,9 @@ class Column(Settings):
 
     missing: Literal["refuse", "fill", "drop-row"] = "refuse"
     """How to treat a row without a value: refuse it; fill in the center and a mark, or no category; or drop the row."""
+
+    missing_values: Values = ()
+    """The contents of a cell without a value in this column alone, such as 999; ``999.0`` is the same."""
 
     unknown: Literal["refuse", "fill"] = "refuse"
     """For a category: how to treat a value that is not listed: refuse it, or read it as no category."""
@@ -140,6 +146,9 @@ class Label(Settings):
 
     missing: Literal["refuse", "drop-row"] = "refuse"
     """How to treat a row without a label: refuse it, or drop it."""
+
+    missing_values: Values = ()
+    """The contents of a cell without a label, such as 999, beside those of every column."""
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:
@@ -204,6 +213,9 @@ class TabularOptions(Settings):
     split_seed: int = 0
     """Another number holds out other rows."""
 
+    stratify: bool = False
+    """Whether the target holds out the same share of each class; one more row can then move another one."""
+
     @model_validator(mode="after")
     def _something_is_read(self) -> Self:
         if self.label.column in self.columns and self.columns[self.label.column].type != "ignored":
@@ -235,9 +247,28 @@ class TabularOptions(Settings):
         return (json.dumps(cells).encode() for cells in zip(*columns, strict=True))
 
     def description(self) -> bytes:
-        """Return what must be equal at all sites, in one form: the label, and the columns that the model reads."""
-        columns = {name: column.model_dump() for name, column in self.read.items()}
-        return json.dumps([self.label.model_dump(), columns], sort_keys=True).encode()
+        """Return what must be equal at all sites, in one form: the label, and the columns that the model reads.
+
+        How a missing value is spelt is each site's own.
+        """
+        own = {"missing_values"}
+        columns = {name: column.model_dump(exclude=own) for name, column in self.read.items()}
+        return json.dumps([self.label.model_dump(exclude=own), columns], sort_keys=True).encode()
+
+    def missing(self, table: Table, name: str) -> NDArray[np.bool_]:
+        """Return which rows have no value in a column, (n,): as their site spells it, or by the column's own codes."""
+        codes = (self.label if name in self.label.columns else self.columns[name]).missing_values
+        missing = table.missing(name)
+        if codes:
+            missing |= np.array([category(cell) in codes for cell in table.cells[name]], dtype=bool)
+        return missing
+
+    def present(self, table: Table, name: str) -> list[str]:
+        """Return the cells of a column that hold a value; none if the table does not have the column."""
+        if name not in table.cells:
+            return []
+        missing = self.missing(table, name)
+        return [cell for cell, gone in zip(table.cells[name], missing, strict=True) if not gone]
 
 
 class _TaskTable(Settings):
@@ -311,10 +342,17 @@ class Tabular(Task):
         return self._samples(site, held_out=False)
 
     def test_data(self, site: str) -> Samples | None:
-        """Return the rows that the site holds out, of the same form; of an unlabelled target those with a label."""
+        """Return the rows that the site holds out, of the same form; of an unlabelled target those with a label.
+
+        None where there are none of an unlabelled target, and at sources that hold out the share 0.
+        """
         if self.settings.lacks_labels(site) and not any(self._holds_out(site)):
             return None
-        return self._samples(site, held_out=True)
+        return self._samples(site, held_out=True) if self._split_of(site).share else None
+
+    def require_own_sides(self, site: str) -> None:
+        """Raise ConfigError at a target that holds out by class."""
+        self._split_of(site).require_own_sides(site)
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy, squared error of the scaled label, or negative log-likelihood of the time."""
@@ -409,18 +447,24 @@ class Tabular(Task):
         return tuple(names)
 
     def scaling_caution(self, rows: Rows) -> str:
-        """Name the columns of numbers whose mean or spread here is far from the public center and scale; else empty.
+        """Name the columns of numbers whose median or spread here is far from the public center and scale; else empty.
 
-        Rows without a value count as the center. A column that never varies has no spread to compare.
+        Rows without a value do not count. A column that hardly varies has no spread to compare.
         """
-        scaled = rows.features.double()
         places = {name: place for place, name in enumerate(self.feature_names())}
         far = []
-        for name in (name for name, column in self.options.read.items() if column.type == "number"):
-            values = scaled[:, places[name]]
-            mean, spread = float(values.mean()), float(values.std(correction=0))
-            if abs(mean) > _FAR_MEAN or (spread > 0 and not 1 / _FAR_SPREAD <= spread <= _FAR_SPREAD):
-                far.append(f"{name} (mean {mean:+.1f} scales from the center, spread {spread:.2g} scales)")
+        for name, column in self.options.read.items():
+            if column.type != "number":
+                continue
+            values = rows.features[:, places[name]]
+            if column.missing == "fill":
+                values = values[rows.features[:, places[name] + 1] == 0]
+            if not len(values):
+                continue
+            low, median, high = np.quantile(values.double().numpy(), (0.1, 0.5, 0.9))
+            spread = (high - low) / TENTHS_APART
+            if abs(median) > _FAR_CENTER or (spread > 0 and not 1 / _FAR_SPREAD <= spread <= _FAR_SPREAD):
+                far.append(f"{name} (median {median:+.1f} scales from the center, spread {spread:.2g} scales)")
         if not far:
             return ""
         return (
@@ -430,13 +474,14 @@ class Tabular(Task):
 
     def unread_columns(self, site: str) -> tuple[str, ...]:
         """Return the columns of a site's file that its options do not name."""
-        return tuple(name for name in self._of_site(site).cells if name not in self.options.categories)
+        return tuple(name for name in self.table(site).cells if name not in self.options.categories)
 
     def source_of(self, site: str) -> str:
         """Describe where a site's rows are and how they are read, for people at the site."""
-        return self._of_site(site).source
+        return self.table(site).source
 
-    def _of_site(self, site: str) -> Table:
+    def table(self, site: str) -> Table:
+        """Return the site's file. Raises what reading its rows does."""
         self.require_site(site)
         if site not in self._tables:
             if self.settings.data_dir is None:
@@ -488,15 +533,18 @@ class Tabular(Task):
 
     def _holds_out(self, site: str) -> list[bool]:
         """Return which rows of a site's file are held out; at a target without labels, none that lacks one."""
-        table, split_of, label = self._of_site(site), self._split_of(site), self.options.label.column
-        sides = [split_of.holds_out(content) for content in self.options.contents(table)]
+        table, split_of, label = self.table(site), self._split_of(site), self.options.label
+        name = label.event or label.column
+        cells = table.cells.get(name, [""] * len(table))
+        strata = map(category, cells) if label.classes or label.event else [""] * len(table)
+        sides = split_of.sides(self.options.contents(table), strata)
         if not self.settings.lacks_labels(site):
             return sides
-        labelled = ~table.missing(label) if label in table.cells else [False] * len(table)
+        labelled = ~self.options.missing(table, name) if name in table.cells else np.zeros(len(table), np.bool_)
         return [side and bool(has_label) for side, has_label in zip(sides, labelled, strict=True)]
 
     def _part(self, site: str, *, held_out: bool) -> Table:
-        return self._of_site(site).part([row for row, side in enumerate(self._holds_out(site)) if side == held_out])
+        return self.table(site).part([row for row, side in enumerate(self._holds_out(site)) if side == held_out])
 
     def _unlabelled(self, site: str) -> Unlabelled:
         table, where = self._part(site, held_out=False), f"{site}, train"
@@ -508,9 +556,11 @@ class Tabular(Task):
         """Raise DataError if no row of a part is kept."""
         if kept.any():
             return
-        rows, share = len(self._of_site(site)), self._split_of(site).share
+        rows, share = len(self.table(site)), self._split_of(site).share
         why = f"no row of the {rows} in {table.path.name} is left" if len(table) else f"has none of {rows} rows"
         hint = f"the share held out is {share:g}; another split-seed holds out other rows"
+        if site != self.settings.target:
+            hint += ", and source-test-share = 0 none at the sources"
         raise DataError(where, why, hint=hint)
 
     def _samples(self, site: str, *, held_out: bool) -> Samples:
@@ -536,7 +586,7 @@ class Tabular(Task):
         complete = np.ones(len(table), dtype=bool)
         for name, column in self.options.read.items():
             cells, place = table.cells[name], _Place(where, name, table, is_trained)
-            missing = table.missing(name)
+            missing = self.options.missing(table, name)
             if column.missing == "refuse":
                 place.refuse(missing, "hold no value", f'set missing = "fill" or "drop-row" in {_table_of(name)}')
             elif column.missing == "drop-row":
@@ -556,12 +606,12 @@ class Tabular(Task):
         """Return class numbers, scaled numbers, or times and events (n, 1 or 2), and which rows have them."""
         label = self.options.label
         cells, place = table.cells[label.column], _Place(where, label.column, table)
-        missing = table.missing(label.column)
+        missing = self.options.missing(table, label.column)
         if label.missing == "refuse":
             place.refuse(missing, "hold no label", 'set task.options.label.missing = "drop-row" to leave such rows out')
         if label.event:
             cells, of_event = table.cells[label.event], _Place(where, label.event, table)
-            unknown = table.missing(label.event)
+            unknown = self.options.missing(table, label.event)
             if label.missing == "refuse":
                 of_event.refuse(unknown & ~missing, "hold no event", "1 where it happened, 0 where not")
             times, events = (
@@ -604,7 +654,7 @@ class Tabular(Task):
 
     def _column_of_numbers(self, table: Table, name: str, where: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the numbers of a column (n,), 0 for a missing one, and which are missing."""
-        missing = table.missing(name)
+        missing = self.options.missing(table, name)
         return self._numbers(table.cells[name], missing, _Place(where, name, table)), missing
 
 

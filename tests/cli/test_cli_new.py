@@ -344,6 +344,50 @@ def test_a_column_can_name_the_site() -> None:
     assert load_federation(Path("other/federation.toml")).federation.target == "bonn"
 
 
+def test_other_sites_files_are_looked_at_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """What only they hold is described or named; the scaling stays that of the example."""
+    for number, site in enumerate(["clinic", "nord", "sued", "west"]):
+        rows = patients(80, number)
+        for row in rows:
+            row[4] = "Fieber" if row[4] == "Fabry" else row[4]
+        if site == "nord":
+            for row in rows:
+                row[2] = f"{float(row[2].replace(',', '.')) * 100:.0f}"
+        if site == "sued":
+            for row in rows[:6]:
+                row[1], row[3], row[4], row[7] = "-999", "d", "Gicht", "offen"
+        if site == "west":
+            rows[9][1] = "NA"
+        write(Path("exports") / f"{site}.csv", rows)
+    assert main(["new", "heart", "--tabular", "exports/clinic.csv"]) == 0
+    look = capsys.readouterr().out.partition("look at this:\n")[2].partition("\n\n")[0]
+    assert "\n  Alter: no value in some rows of west: filled in\n" in look
+    assert (
+        '\n  Alter: "-999" in 6 of 80 rows, far from all others at sued. If it stands for a missing value, write '
+        in look
+    )
+    assert "\n  Größe: numbers at nord are about 100 times those at clinic, as m and cm are apart. " in look
+    options = parse_options(load_federation(Path("heart/federation.toml")).task.options)
+    assert (options.columns["Alter"].missing, options.columns["Alter"].center) == ("fill", 60)
+    assert options.columns["Geschlecht"].values == ("d", "m", "w")
+    assert options.columns["Diagnose"].values == ("Fieber", "Gicht", "Müdigkeit")
+    assert options.label.classes == ("ja", "nein", "offen")
+    assert options.stratify
+    assert main(["task", "check", "heart/federation.toml"]) == 0
+    assert '"-999" in 6 of 80 rows, far from all others at sued' in capsys.readouterr().out
+
+
+def test_a_label_without_a_value_is_left_out_and_does_not_move_the_scaling() -> None:
+    rows = patients(140)
+    for row in rows[:9]:
+        row[1] = "999"
+    write(Path("export.csv"), rows)
+    assert main(["new", "heart", "--tabular", "export.csv", "--label", "Alter"]) == 0
+    label = parse_options(load_federation(Path("heart/federation.toml")).task.options).label
+    assert (label.center, label.scale, label.missing_values, label.missing) == (60, 10, ("999",), "drop-row")
+    assert main(["task", "check", "heart/federation.toml"]) == 0
+
+
 def test_a_number_can_be_the_label() -> None:
     write(Path("export.csv"), patients(140))
     assert main(["new", "heart", "--tabular", "export.csv", "--label", "Alter"]) == 0
@@ -574,12 +618,44 @@ COLUMNS: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "numbers": ([f"{120 + i % 40}" for i in range(100)], {"type": "number", "center": 140, "scale": 10}, ""),
     "yes or no": (["0", "1"] * 50, {"type": "number", "center": 0.5, "scale": 0.5}, ""),
     "a gap": (["0", "1", "?", "1"] * 25, {"type": "number", "center": 0.5, "scale": 0.5, "missing": "fill"}, ""),
-    "an identifier": ([str(i) for i in range(100)], {"type": "ignored"}, "an identifier?"),
+    "an identifier": ([str(i) for i in range(100)], {"type": "ignored"}, "as an identifier has; not read"),
+    "an identifier, unsorted, some twice": (
+        [str(61634 + 190_001 * (i * 37 % 92)) for i in range(100)],
+        {"type": "ignored"},
+        "has 92 different whole numbers in 100 rows, as an identifier has; not read",
+    ),
+    "days in digits": ([f"2024{1 + i % 12:02}{1 + i % 28:02}" for i in range(100)], {"type": "ignored"}, "holds dates"),
+    "999 and -999": (
+        [("-999", "999", *(f"{45 + i % 31}" for _ in range(8)))[i % 10] for i in range(100)],
+        {"type": "number", "center": 60, "scale": 10, "missing": "fill", "missing_values": ("-999", "999")},
+        '"-999" in 10 of 100 rows, "999" in 10 of 100 rows: read as a missing value (missing-values)',
+    ),
+    "one wrong number": (
+        ["100000", *(f"{45 + i % 31}" for i in range(99))],
+        {"type": "number", "center": 60, "scale": 10},
+        "",
+    ),
+    "words for no number": (
+        [("k.A.", *(f"{i},5" for _ in range(9)))[i % 10] for i in range(100)],
+        {"type": "number", "center": 60, "scale": 20, "missing": "fill", "missing_values": ("k.A.",)},
+        '"k.A." in 10 of 100 rows',
+    ),
+    "codes": (
+        ["3", "6", "7", "9", "7"] * 20,
+        {"type": "category", "values": ("3", "6", "7", "9")},
+        "few small whole numbers, read as categories",
+    ),
+    "mostly one number": (["0"] * 92 + [str(i) for i in range(2, 10)], {"type": "number", "center": 0, "scale": 5}, ""),
+    "one number but for a row": (
+        ["0"] * 99 + ["5000"],
+        {"type": "ignored"},
+        "has one number in all but 1 row; not read",
+    ),
     "one value": (["x"] * 100, {"type": "ignored"}, "one value in all rows"),
     "nothing": ([""] * 100, {"type": "ignored"}, "has no value"),
     "dates": ([f"{1 + i % 28}.05.2024" for i in range(100)], {"type": "ignored"}, "holds dates"),
     "moments": ([f"2024-05-{1 + i % 28} 10:30" for i in range(100)], {"type": "ignored"}, "holds dates"),
-    "names": ([f"Anna {i}" for i in range(100)], {"type": "ignored"}, "free text"),
+    "names": ([f"Anna {i}" for i in range(100)], {"type": "ignored"}, "free text; not read"),
     "words": (["m", "w"] * 50, {"type": "category", "values": ("m", "w")}, ""),
     "rare words": (
         ["m", "w"] * 48 + ["d"] * 4,

@@ -97,7 +97,7 @@ def test_rows_far_from_the_public_scaling_are_said_for_each_site(
     file.write_text(file.read_text().replace("center = 50", "center = 5"))
     assert main(["task", "check", "own.toml"]) == 0
     out = capsys.readouterr().out
-    assert out.count("note: this site's rows lie far from the public scaling of age (mean +5") == len(SITES)
+    assert out.count("note: this site's rows lie far from the public scaling of age (median +5") == len(SITES)
 
 
 def test_noise_is_tried_where_it_is_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,6 +281,8 @@ def test_unfit_rows_name_site_and_split(
     assert rest.count("\n") <= 1
 
 
+ONE_ROUND = ["--set", "strategy.rounds=1", "--set", "strategy.warm-up-rounds=0", "--out", "run"]
+SMALL_BATCHES = ["--set", "training.source.batch-size=4"]
 ONE_LABEL = """
 class OneLabel(Own):
     def train_data(self, site):
@@ -289,14 +291,105 @@ class OneLabel(Own):
 """
 
 
-def test_one_label_fails_at_the_target_and_is_noted_at_a_source(
+def test_one_label_is_noted_and_at_the_target_what_to_do_about_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = own(folder, ONE_LABEL, "OneLabel")
     assert main(["task", "check", file, "--set", "task.options.where=south"]) == 0
-    assert "note: all 20 training rows have one label" in capsys.readouterr().out
-    assert main(["task", "check", file, "--set", "task.options.where=clinic"]) == 4
-    assert "error: clinic, train: all 20 rows have one label\n" in capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert "note: all 20 training rows have one label\n" in out
+    assert "test rows have" not in out  # no run reads those of a source
+    assert main(["task", "check", file, "--set", "task.options.where=clinic"]) == 0
+    assert "note: all 20 test rows have one label, and no figure of a run will say" in capsys.readouterr().out
+
+
+def test_a_class_that_no_row_has_is_named_and_a_run_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The public report FATE 1376: a site without one of the labels."""
+    file = tabular(folder)
+    for site, kept in (("clinic", ("0", "0", "1")), ("north", ("0", "0", "0"))):
+        lines = ["number,age,ill", *(f"{i},{30 + i},{kept[i == 7 or 2 * (i == 8)]}" for i in range(60))]
+        (folder / "data" / f"{site}.csv").write_text("\n".join(lines))
+    assert main(["task", "check", file]) == 0
+    clinic, north, *_ = capsys.readouterr().out.split("ok: ")[1:]
+    assert "note: no test row is of class 1, and no figure of a run will say how others fare; " in clinic
+    assert "task.options.stratify = true holds out some of each class" in clinic
+    assert "note: no training row is of class 1\n" in north
+    assert main(["simulate", file, *ONE_ROUND, *SMALL_BATCHES]) == 0
+    assert json.loads((folder / "run" / "summary.json").read_text())["status"] == "finished"
+
+
+UNREAD = """
+class Unread(Own):
+    def test_data(self, site):
+        if site == "south":
+            raise FileNotFoundError("south_test.csv")
+        return None if site == "west" else self.train_data(site)
+"""
+
+
+def test_a_source_needs_no_test_rows_as_no_run_reads_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = own(folder, UNREAD, "Unread")
+    assert main(["task", "check", file]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "note: no run reads the test rows of a source, and these are unfit: task Unread: test_data raised FileNot"
+        in out
+    )
+    assert out.count("  note: ") == 1
+    assert "west    test" not in out
+    assert main(["simulate", file, *ONE_ROUND]) == 0
+    assert main(["federation", "init", file]) == 0
+    capsys.readouterr()
+    assert main(["preflight", "kits/south", "--offline"]) == 0
+    assert "no run reads the test rows of a source" in capsys.readouterr().out
+
+
+def test_a_source_may_train_on_all_its_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tabular(folder)
+    (folder / "data" / "north.csv").write_text("number,age,ill\n1,50,0\n2,60,1\n")
+    assert main(["task", "check", file, "--set", "task.options.source-test-share=0"]) == 0
+    out = capsys.readouterr().out
+    assert "north   train  2     1         0: 1, 1: 1\n" in out
+    assert "north   test" not in out
+    assert "no run reads" not in out
+
+
+def test_what_to_look_at_is_one_list_for_all_sites(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tabular(folder)
+    for site in ("clinic", "west"):
+        path = folder / "data" / f"{site}.csv"
+        path.write_text("\n".join(line.replace(",33,", ",999,").replace(",34,", ",999,") for line in path.open()))
+    assert main(["task", "check", file]) == 0
+    expected = (
+        'age: "999" in 2 of 60 rows, far from all others at clinic, west. If it stands for a missing value, write '
+        'missing-values = ["999"] and missing = "fill"'
+    )
+    out = capsys.readouterr().out
+    assert out[out.index("\nlook at this:\n") :].splitlines()[2] == f"  {expected}"
+    missing = [
+        "--set",
+        'task.options.columns.age.missing-values=["999"]',
+        "--set",
+        "task.options.columns.age.missing=fill",
+    ]
+    assert main(["task", "check", file, *missing]) == 0
+    assert "999" not in capsys.readouterr().out
+    assert main(["federation", "init", file]) == 0
+    capsys.readouterr()
+    data = ["--set", f"task.data-dir={folder / 'data'}"]
+    assert main(["preflight", "kits/west", "--offline", *data]) == 0
+    assert expected.replace(" at clinic, west", "") in " ".join(capsys.readouterr().out.split())
+
+
+def test_noise_at_a_target_with_strata_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noisy = [tabular(folder), "--set", "task.options.stratify=true", "--set", "training.target.dp.noise-multiplier=1"]
+    refused = "error: clinic: task.options.stratify: with it one row more at clinic can move another one of its class"
+    assert main(["task", "check", *noisy]) == 4
+    assert refused in capsys.readouterr().err
+    assert main(["simulate", *noisy, "--out", "run"]) == 4
+    assert "task.options.stratify: with it one row more" in capsys.readouterr().err
+    at_sources = [argument.replace("target", "source") for argument in noisy]
+    assert main(["task", "check", *at_sources]) == 0  # a source's rows are not in strata
 
 
 UNFIT_CODE = {

@@ -109,6 +109,16 @@ class TestWhatAFileBecomes:
 
 
 class TestHeldOut:
+    def test_a_target_can_hold_out_the_same_share_of_each_class(self, tmp_path: Path) -> None:
+        fill(tmp_path, 30)
+        (tmp_path / "north").rename(tmp_path / "clinic")
+        for path in sorted((tmp_path / "clinic" / "krank").iterdir())[5:]:
+            path.unlink()
+        for seed in range(10):
+            test = images(tmp_path, stratify=True, **{"split-seed": seed}).test_data("clinic")
+            assert test is not None
+            assert torch.bincount(test.labels).tolist() == [6, 1]
+
     def test_the_two_parts_are_all_images(self, tmp_path: Path) -> None:
         fill(tmp_path)
         task = images(tmp_path)

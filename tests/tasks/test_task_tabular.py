@@ -93,6 +93,19 @@ class TestWhatAFileBecomes:
         assert task.feature_names()[:2] == ("Alter", "Alter missing")
         torch.testing.assert_close(task.inputs_from(path)[:, :4], torch.tensor([[0.0, 1, 1, 0], [0, 0, 0, 0]]))
 
+    def test_a_code_can_be_a_missing_value_in_one_column_alone(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "new", ["Alter;Größe;Geschlecht", "999,0;999;m", "50;1,7;m"])
+        task = tabular(tmp_path, with_column("Alter", missing="fill", **{"missing-values": ["999"]}))
+        torch.testing.assert_close(task.inputs_from(path)[:, :2], torch.tensor([[0.0, 1], [0, 0]]))
+        assert float(task.inputs_from(path)[0, -1]) == pytest.approx(9973)
+
+    def test_a_code_can_be_a_missing_label(self, tmp_path: Path) -> None:
+        write(tmp_path, "north", [HEADER, *german_rows(50), "A;50;1,7;m;offen"])
+        label = {**LABEL, "missing": "drop-row", "missing-values": ["offen"]}
+        task = tabular(tmp_path, changed(label=label, **{"source-test-share": 0}))
+        assert len(task.train_data("north")) == 50
+        assert task.test_data("north") is None
+
     def test_an_unknown_category_is_filled_where_it_may_be(self, tmp_path: Path) -> None:
         path = write(tmp_path, "new", ["Alter;Größe;Geschlecht", "50;1,7;x"])
         assert tabular(tmp_path, with_column("Geschlecht", unknown="fill")).inputs_from(path)[0, 1:3].tolist() == [0, 0]
@@ -400,9 +413,9 @@ class TestScaling:
     @pytest.mark.parametrize(
         ("column", "keys", "said"),
         [
-            ("Alter", {"center": 500}, "Alter (mean -4"),
-            ("Größe", {"scale": 10}, "Größe (mean "),
-            ("Größe", {"scale": 0.001}, "Größe (mean "),
+            ("Alter", {"center": 500}, "Alter (median -4"),
+            ("Größe", {"scale": 10}, "Größe (median "),
+            ("Größe", {"scale": 0.001}, "Größe (median "),
         ],
         ids=["another center", "a scale too large", "a scale too small"],
     )
@@ -415,7 +428,7 @@ class TestScaling:
         caution = task.scaling_caution(task.train_data("clinic"))
         assert said in caution
         assert "check the unit, or agree with the other sites" in caution
-        assert caution.count("(mean") == 1
+        assert caution.count("(median") == 1
 
     def test_a_column_that_never_varies_has_no_spread_to_be_far_off(self, tmp_path: Path) -> None:
         rows = [f"A{i};50;1,7;{'mw'[i % 2]};{('nein', 'ja')[i % 3 == 0]}" for i in range(60)]
@@ -426,7 +439,8 @@ class TestScaling:
 
 class TestFirstModel:
     def test_it_is_the_same_where_the_description_is(self) -> None:
-        turned = changed(columns=dict(reversed(COLUMNS.items())), encoding="cp1252", **{"test-share": 0.5})
+        coded = {name: {**column, "missing-values": ["-1"]} for name, column in reversed(COLUMNS.items())}
+        turned = changed(columns=coded, encoding="cp1252", **{"test-share": 0.5})
         vectors = [model_to_vector(build_model(tabular(None, options), 1)) for options in (GERMAN, turned)]
         assert (vectors[0] == vectors[1]).all()
 
