@@ -462,6 +462,8 @@ class Several(Own):
         rows = super().train_data(site)
         several = Samples({"age": rows.features[:, :1], "blood": rows.features[:, 1:]}, rows.labels)
         return DataLoader(OnDisk(several), num_workers=2) if site == "north" else several
+    def inputs_from(self, path):
+        return self.train_data("clinic").features
 
 class OnDisk(Dataset):
     def __init__(self, rows):
@@ -491,6 +493,15 @@ def test_rows_of_several_tensors_and_of_a_loader_pass(
     file = own(folder, SEVERAL, "Several")
     assert main(["task", "check", file, "--set", f"training.source.dp.noise-multiplier={noise}"]) == 0
     assert re.search(r"north +train +20 +age 1, blood 1 ", capsys.readouterr().out)
+
+
+def test_a_federation_of_such_rows_runs_and_predicts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = own(folder, SEVERAL, "Several")
+    shorter = ("--set", "strategy.rounds=2", "--set", "strategy.validation-share=0.3")
+    assert main(["simulate", file, "--out", "run", *shorter]) == 0
+    capsys.readouterr()
+    assert main(["predict", "run", "--data", file, "--task", "own_rows:Several"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 21
 
 
 def test_torchscript_is_refused_where_noise_would_refuse_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
