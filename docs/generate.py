@@ -44,6 +44,8 @@ from securefda.operations.logs import OperationalLog, Place  # noqa: E402
 from securefda.operations.metrics import SourceMetrics, TargetMetrics  # noqa: E402
 from securefda.operations.records import (  # noqa: E402
     Baseline,
+    BestModel,
+    ChosenMetric,
     Help,
     NormCap,
     PrivacySpent,
@@ -293,8 +295,8 @@ def metrics() -> str:
         """\
 Off unless `port` in `[metrics]` is set. Then they are served on 127.0.0.1, or on the address in `host`; anyone who can
 reach that address can read them. Counters begin at zero with each process. No metric carries a β or a row count;
-accuracy and loss of the target's test rows, and the sources' share of the last step, are there with `results = true`
-alone.
+the task's metrics and the loss on the target's test rows, and the sources' share of the last step, are there with
+`results = true` alone.
 
 The same port answers probes. `/healthz` is 200 while the process lives. `/readyz` is 200 while the aggregator listens,
 or while the source is connected to an aggregator that it has joined; otherwise 503. Neither says more.""",
@@ -320,6 +322,8 @@ or while the source is connected to an aggregator that it has joined; otherwise 
                 ("target_releases", TargetReleases),
                 ("target_privacy", PrivacySpent),
                 ("target_cosine", Spread),
+                ("metric", ChosenMetric),
+                ("best", BestModel),
                 ("target_only` and `warm_target", Baseline),
                 ("help", Help),
             )
@@ -335,7 +339,7 @@ def _metric_rows() -> Iterator[tuple[str, ...]]:
     target.round_finished(
         RoundLine(
             round=1, status="finished", target_epsilon=1.0, attempts=1, seconds={"training": 1.0},
-            refused={"source-1": "key"}, bytes_up=sites, bytes_down=sites,
+            refused={"source-1": "key"}, bytes_up=sites, bytes_down=sites, metrics={"auroc": 0.5},
         )
     )  # fmt: skip
     source.round_finished(SiteLine(round=1, epsilon=1.0))

@@ -176,6 +176,7 @@ def task_among(section: TaskSection, target: str, sources: tuple[str, ...], seed
         data_dir=section.data_dir,
         options=section.options,
         labelled_target=labels is TargetLabels.GIVEN,
+        metric=section.metric,
     )
     return load_task(section.factory, settings)
 

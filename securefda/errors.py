@@ -117,7 +117,7 @@ class DataError(ConfigError):
 
 
 class TrainingError(SecureFdaError):
-    """Local training cannot go on: NaN in the loss, too few batches, an unsuitable model, metrics without accuracy.
+    """Local training cannot go on: NaN in the loss, too few batches, an unsuitable model, unfit metrics.
 
     The site's task, data or settings of training have to change.
     """

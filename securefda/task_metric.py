@@ -55,7 +55,7 @@ class TaskMetric:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3f}" if value == 0 or 0.01 <= abs(value) < 10 else f"{value:.3g}"
+    return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 10 else f"{value:.3g}"
 
 
 ACCURACY = TaskMetric("accuracy", percent=True)
@@ -68,7 +68,7 @@ METRICS: Mapping[str, TaskMetric] = {
         TaskMetric("sensitivity", percent=True),
         TaskMetric("specificity", percent=True),
         TaskMetric("f1", "F1"),
-        TaskMetric("expected_calibration_error", better="lower"),
+        TaskMetric("expected_calibration_error", "calibration error", better="lower"),
         TaskMetric("brier", "Brier score", better="lower"),
         TaskMetric("mae", "MAE", better="lower"),
         TaskMetric("rmse", "RMSE", better="lower"),
@@ -83,6 +83,14 @@ METRICS: Mapping[str, TaskMetric] = {
 def metric_of(name: str) -> TaskMetric:
     """Return the metric of this name; one that is not known is printed as a number."""
     return METRICS.get(name) or TaskMetric(name)
+
+
+def with_balance(metric: TaskMetric, values: Mapping[str, float]) -> str:
+    """Return the value of a metric; behind an accuracy also the balanced one, since one class can be rare."""
+    text, balanced = metric.text(values.get(metric.name)), values.get("balanced_accuracy")
+    if metric != ACCURACY or balanced is None:
+        return text
+    return f"{text}, balanced {metric.text(balanced)}"
 
 
 def metrics_text(values: Mapping[str, float | None], apart_from: Iterable[str] = ()) -> str:

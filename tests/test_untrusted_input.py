@@ -377,7 +377,7 @@ READERS = {
     "aggregator.store.AggregatorStore._json": Reader(in_a_store, raises=SecureFdaError, takes=True),
     "aggregator.adaptation.kept_result": Reader(lambda _, data: kept_result(data), b'{"asked":"","result":@}'),
     "aggregator.comparison.baseline_of": Reader(
-        lambda _, data: baseline_of(data), b'{"accuracy":1.0,"final":1.0,"rounds":@}'
+        lambda _, data: baseline_of(data), b'{"accuracy":1.0,"final":1.0,"metrics":{},"rounds":@}'
     ),
     "local.children.Child.result": Reader(as_the_result_of_a_process, b"[@]", SecureFdaError),
     "local.children.Child.events": Reader(said_by_a_process, b'{"note":@}\n', SecureFdaError, takes=True),

@@ -9,8 +9,8 @@ from hashlib import sha256
 import numpy as np
 from pydantic import TypeAdapter
 
+from securefda.aggregator.comparison import help_by_rows
 from securefda.errors import ConfigError
-from securefda.operations.paired import paired_help
 from securefda.operations.progress import Reporter
 from securefda.operations.records import Adapted
 from securefda.parse import load_object, text
@@ -102,10 +102,13 @@ class Adaptation:
         )
         if test is not None:
             after, before = site.evaluate(found.vector, test), site.evaluate(model, test)
-            result["accuracy"], result["accuracy_before"] = after.metrics["accuracy"], before.metrics["accuracy"]
+            result["metrics"], result["metrics_before"] = after.metrics, before.metrics
+            result["accuracy"], result["accuracy_before"] = (one.metrics.get("accuracy") for one in (after, before))
             rows, rows_before = after.by_row(), before.by_row()
             if rows is not None and rows_before is not None:
-                result["help"] = paired_help(rows, rows_before)
+                helped = help_by_rows(site.task, test, rows[None], rows_before[None])
+                if helped is not None:
+                    result["help"] = helped
         state = json.dumps({"asked": asked, "result": result}).encode() + b"\n" + vector_to_wire(found.vector).tobytes()
         self.memory.keep_personal(place, rounds, state)
         return result, found.vector

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from typing import cast
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from securefda.aggregator.target import TargetFeatures, TargetRound, summed_size
 from securefda.errors import FaultySourceError
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
-from securefda.operations.records import RULES_WITHOUT_SOURCES
+from securefda.operations.records import RULES_WITHOUT_SOURCES, ChosenMetric
 from securefda.operations.summary_text import head_text, silenced_text
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import Vector64, vector_to_wire
@@ -61,6 +62,7 @@ from securefda.rules import (
     server_step,
     share_of,
 )
+from securefda.task_metric import ACCURACY
 from securefda.tasks import Samples
 from securefda.training import Evaluation, Vector
 from securefda.training.head import HeadFitter
@@ -412,13 +414,21 @@ class RunModel:
             site, self.kept, participants, outcome=outcome, total=total, max_samples=self._settings.max_samples
         )
         if evaluation is not None:
-            line["accuracy"] = evaluation.metrics["accuracy"]
             line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
+            if evaluation.metric != ACCURACY:
+                line["metric"] = cast(ChosenMetric, asdict(evaluation.metric))
+            if ACCURACY.name in evaluation.metrics:
+                line["accuracy"] = evaluation.metrics[ACCURACY.name]
+            else:  # the zeros that the sources summed in its place mean nothing
+                for of_sources in line.get("seen", []):
+                    of_sources["accuracy"] = None
         if site.personal is not None or current.chosen == WARM_TARGET:
             line["evaluated"] = "personal"
         if site.validation is not None:
             seen = self._evaluate(current.number, site.validation)
-            line["validation_accuracy"], line["validation_loss"] = seen.metrics["accuracy"], seen.loss
+            line["validation_metrics"], line["validation_loss"] = seen.metrics, seen.loss
+            if ACCURACY.name in seen.metrics:
+                line["validation_accuracy"] = seen.metrics[ACCURACY.name]
         records, strategy = self._store.records(), self._settings.strategy
         if is_silenced(line, records, len(site.trainer.layers)):
             line["silenced"] = True

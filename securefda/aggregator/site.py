@@ -260,7 +260,7 @@ def target_site(
             folds = Folds.of(trainer, config.strategy.folds, seed if secret is None else secret, store)
         compares = config.strategy.compare_target_only and not config.training.with_noise
         if rows.test is not None and compares and strategy.rule is not Rule.TARGET_ONLY:
-            alone = TargetAlone(trainer_alone, rows.test, store, strategy.warm_up, strategy.lr_after_warm_up)
+            alone = TargetAlone(trainer_alone, rows.test, task, store, strategy.warm_up, strategy.lr_after_warm_up)
         if strategy.is_personal and (rows.test is not None or strategy.asks_neighbours):
             personal = personal_of(
                 strategy, PersonalTrainer(task, site_id, rows.trained_on, training, seed, secret), store

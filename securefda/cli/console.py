@@ -15,8 +15,16 @@ from rich.text import Text
 from securefda.cli.output import Verbosity, verbosity
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter, SilentReporter
-from securefda.operations.records import RULES_WITHOUT_SOURCES, RoundLine, round_seconds
+from securefda.operations.records import (
+    RULES_WITHOUT_SOURCES,
+    RoundLine,
+    chosen_metric,
+    metrics_in,
+    round_seconds,
+    validation_rank,
+)
 from securefda.operations.summary_text import step_words
+from securefda.task_metric import ACCURACY
 from securefda.text import counted, duration, first_of, fitted, phase_words, printable
 
 _NAMED_SITES = 4
@@ -56,28 +64,29 @@ class _Rounds(Progress):
 
 
 class ProgressEstimate:
-    """Estimates from the rounds so far: the time left, and the best accuracy."""
+    """Estimates from the rounds so far: the time left, and the best round."""
 
     def __init__(self) -> None:
         self.rounds = 0
         """The number of rounds of the run; 0 while unknown."""
         self._first = 0
-        self._best: tuple[tuple[float, float], int] | None = None
+        self._best: tuple[tuple[float, float], float, int] | None = None
         self._seconds: list[float] = []
         self._gloss = " (where one would have made up most of the sum)"  # said once
 
     def text(self, line: RoundLine) -> str:
         """Return one line about a round that is over, and include it in the estimates.
 
-        For example ``round 3 of 50: accuracy 0.713, best 0.731 in round 2, beta 0.41, 5 sources, 1.2 s, about 56 s
-        left``. What came before the first round heard of is not known here: ``best since round 7`` says so. Where rows
-        of the target are kept for it, best is what these say, as of the model that the run keeps.
+        For example ``round 3 of 50: accuracy 0.713 (balanced 0.640), highest on test rows 0.731 in round 2, beta 0.41,
+        5 sources, 1.2 s, about 56 s left``. What came before the first round heard of is not known here: ``since round
+        7`` says so. Where rows of the target are kept for it, ``best`` is what these say, as of the model that the run
+        keeps.
         """
         number, seconds = line["round"], round_seconds(line)
         self._first = self._first or number
         parts = [] if line.get("status") != "lost" else ["lost, the model stays as it was"]
-        if line.get("status") != "lost" and line.get("accuracy") is not None:
-            parts += self._accuracy_parts(line)
+        if line.get("status") != "lost" and metrics_in(line):
+            parts += self._metric_parts(line)
         if line.get("loss") is not None:
             parts.append(f"loss {line['loss']:.3f}")
         if (beta := line.get("mean_beta")) is not None:
@@ -106,19 +115,31 @@ class ProgressEstimate:
                 parts.append(f"about {duration(left * fmean(self._seconds))} left")
         return f"round {number} of {self.rounds or '?'}: {', '.join(parts)}"
 
-    def _accuracy_parts(self, line: RoundLine) -> list[str]:
-        accuracy, number = line["accuracy"], line["round"]
+    def _metric_parts(self, line: RoundLine) -> list[str]:
+        metric, metrics, number = chosen_metric(line), metrics_in(line), line["round"]
+        value, rank = metrics.get(metric.name), validation_rank(line)
         of_own = " of the target's own model, better on its folds" if line.get("chosen") == "warm_target" else ""
-        parts, rank = [f"accuracy {accuracy:.3f}{of_own}"], (accuracy, 0.0)
-        if (validation := line.get("validation_accuracy")) is not None:
-            rank = validation, -line.get("validation_loss", 0.0)
-            parts.append(f"validation accuracy {validation:.3f}")
+        balanced = metrics.get("balanced_accuracy") if metric == ACCURACY else None
+        beside = "" if balanced is None else f" (balanced {balanced:.3f})"
+        parts = [] if value is None else [f"{metric.title} {_figure(value)}{beside}{of_own}"]
+        which = "best"
+        if rank is not None:
+            value = metric.rank(rank[0])
+            parts.append(f"validation {metric.title} {_figure(value)}")
+        elif value is not None:  # test rows choose nothing
+            rank, which = (metric.rank(value), 0.0), f"{'high' if metric.better == 'higher' else 'low'}est on test rows"
+        if rank is None or value is None:
+            return parts
         if self._best is None or rank > self._best[0]:
-            self._best = rank, number
+            self._best = rank, value, number
         elif number > self._first:
             since = "" if self._first == 1 else f" since round {self._first}"
-            parts.append(f"best{since} {self._best[0][0]:.3f} in round {self._best[1]}")
+            parts.append(f"{which}{since} {_figure(self._best[1])} in round {self._best[2]}")
         return parts
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
 
 
 class LineReporter:

@@ -92,7 +92,9 @@ def _check_rows(kit: Kit, config: AggregatorConfig | SourceConfig) -> list[str]:
     (tried,) = found.sites
     if tried.error is not None:
         raise tried.error
-    figures = ", ".join(f"{name} {tried.batch[name]:.4g}" for name in ("loss", "accuracy") if name in tried.batch)
+    figures = ", ".join(
+        f"{name} {value:.4g}" for name, value in tried.batch.items() if name not in ("rows", "gradient_norm")
+    )
     batch = f"one batch of {tried.batch['rows']:.0f} rows{f': {figures}' if figures else ''}"
     line, *warnings = check_rows(kit, config)
     read = f"; read from {tried.read_from}" if tried.read_from else ""

@@ -115,8 +115,8 @@ def _text(found: TaskFound) -> str:
             continue
         batch = site.batch
         how = tried if "gradient_norm" in batch else "forward"
-        named = (("loss", ".3g"), ("accuracy", ".2f"), ("gradient_norm", ".3g"))
-        figures = ", ".join(f"{name.replace('_', ' ')} {batch[name]:{form}}" for name, form in named if name in batch)
+        named = {name: ".2f" if name == "accuracy" else ".3g" for name in batch if name != "rows"}
+        figures = ", ".join(f"{name.replace('_', ' ')} {batch[name]:{form}}" for name, form in named.items())
         lines.append(
             f"ok: {site.site}: {how} of a batch of {batch['rows']:.0f} rows{f' ({figures})' if figures else ''}"
         )

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 from securefda.audit.report.words import time_text
 from securefda.dashboard.process_state import describe_process
 from securefda.dashboard.shared_parts import incident_lines, log_facts, problem_section
 from securefda.dashboard.site_reader import Seen
-from securefda.operations.records import REPORTED_ROUNDS, RoundLine, round_seconds
+from securefda.operations.records import (
+    REPORTED_ROUNDS,
+    RoundLine,
+    best_round,
+    chosen_metric,
+    metrics_in,
+    round_seconds,
+    validation_rank,
+)
 from securefda.operations.report import (
     finished,
+    metric_points,
     points_of,
     rounds_table,
     run_charts,
@@ -23,8 +32,9 @@ from securefda.operations.report import (
 )
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.operations.state import ENDED
-from securefda.operations.summary_text import ALONE, WARM, adapted_text, difference_text, percent, points
+from securefda.operations.summary_text import ALONE, WARM, adapted_text, difference_text
 from securefda.pages.parts import Charts, Facts, Line, Lines, Page, Section, State, Table, Tiles
+from securefda.task_metric import TaskMetric, metrics_text, with_balance
 from securefda.text import bound_text, counted, human_bytes, names, phase_words
 
 MOST_ROWS: Final = 50
@@ -101,12 +111,13 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
         return []
     last = rounds[-1]
     tiles = [(str(last["round"]), f"round of {seen.planned}" if seen.planned else "last round", last.get("rule", ""))]
-    if accuracy := points_of(finished(rounds), "accuracy"):
-        mean = sum(value for _, value in accuracy[-REPORTED_ROUNDS:]) / len(accuracy[-REPORTED_ROUNDS:])
-        best = max(accuracy, key=lambda point: point[1])
-        note = f"mean of the last {len(accuracy[-REPORTED_ROUNDS:])}: {percent(mean)}"
-        tiles.append((percent(accuracy[-1][1]), "target accuracy", note))
-        tiles.append((percent(best[1]), "best accuracy", f"round {best[0]}"))
+    metric = chosen_metric(seen.summary or {}, *rounds)
+    if values := metric_points(finished(rounds), metric.name):
+        of_last = [value for _, value in values[-REPORTED_ROUNDS:]]
+        note = f"mean of the last {len(of_last)}: {metric.text(fmean(of_last))}"
+        others = metrics_text(metrics_in(finished(rounds)[-1]), apart_from=(metric.name,))
+        tiles.append((metric.text(values[-1][1]), f"target {metric.title}", f"{note}; {others}" if others else note))
+        tiles.append(_best_tile(rounds, values, metric))
     if loss := points_of(rounds, "loss"):
         tiles.append((f"{loss[-1][1]:.3f}", "target loss", ""))
     if beta := points_of(rounds, "mean_beta"):
@@ -117,9 +128,10 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
         tiles.append((share_cell(last), "the sources' share of the last step", ""))
     for name, words in (("warm_target", WARM), ("target_only", ALONE)):
         if found := ((seen.summary or {}).get(name) or {}).get("help"):
-            tiles.append((points(found["difference"]), f"points over the {words}", difference_text(found, words)))
-    if (adapted := (seen.summary or {}).get("adapted")) and adapted["accuracy"] is not None:
-        tiles.append((percent(adapted["accuracy"]), "adapted at the target", adapted_text(adapted)))
+            what = f"{metric.unit.strip() or metric.title} over the {words}"
+            tiles.append((metric.difference(found["difference"]), what, difference_text(found, words, metric)))
+    if (adapted := (seen.summary or {}).get("adapted")) and metric.name in metrics_in(adapted):
+        tiles.append((with_balance(metric, metrics_in(adapted)), "adapted at the target", adapted_text(adapted)))
     expected = _source_ids(seen)
     of = f"of {len(expected)} sources" if expected else "sources"
     tiles.append((str(len(last.get("survivors", []))), f"{of} in the last round", ""))
@@ -129,6 +141,18 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
         limit = _limit(seen)
         tiles.append((bound_text(spent[-1][1]), "ε spent of the target's rows", f"limit {limit:g}" if limit else ""))
     return tiles
+
+
+def _best_tile(
+    rounds: Sequence[RoundLine], values: Sequence[tuple[int, float]], metric: TaskMetric
+) -> tuple[str, str, str]:
+    """Return the best round by the validation rows; without any, the one that test rows put first, named as that."""
+    best = best_round(rounds)
+    if best is not None and (rank := validation_rank(best)):
+        return metric.text(metric.rank(rank[0])), f"best {metric.title} on validation rows", f"round {best['round']}"
+    number, value = max(values, key=lambda point: metric.rank(point[1]))
+    which = "highest" if metric.better == "higher" else "lowest"
+    return metric.text(value), f"{which} {metric.title} on test rows", f"round {number}"
 
 
 def _limit(seen: Seen) -> float | None:

@@ -23,6 +23,7 @@ from securefda.errors import ConfigError, SecureFdaError
 from securefda.local.advice import EPSILONS, WITHIN, Advice, Cell, EpsilonSpentError, Question
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
+from securefda.operations.records import metrics_in
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.planning import PlanRequest, Schedule, plan_noise
@@ -361,10 +362,10 @@ class _Bench:
         with tempfile.TemporaryDirectory(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
             summary = simulate(config, Path(folder), _seed(self.site, seed), SilentReporter())
         if summary.target_only is not None:
-            cell.alone.append(summary.target_only["accuracy"])
-        if summary.target_accuracy is None:
+            cell.alone.append(_score_of(metrics_in(summary.target_only)))
+        if not summary.rounds:
             raise ConfigError("strategy.rounds", "no round of the stand-in was finished")
-        return summary.target_accuracy
+        return _score_of(summary.target_metrics)
 
     def _config(self, cell: Cell) -> FederationConfig:
         noise = 0.0 if cell.plan is None else cell.plan.noise_multiplier
@@ -387,6 +388,20 @@ class _Bench:
         fewest = min(self.counts[one] for one in (sources if self.is_target else (self.config.federation.target,)))
         schedule = Schedule(fewest, min(theirs.batch_size, fewest), theirs.epochs, cell.rounds)
         return plan_noise(schedule, Budget(cell.epsilon, self._budget.delta)).noise_multiplier
+
+
+def _score_of(metrics: Mapping[str, float]) -> float:
+    """Return the accuracy, or for times to an event the concordance index.
+
+    Raises:
+        ConfigError: the task has neither.
+    """
+    for name in ("accuracy", "concordance"):
+        if name in metrics:
+            return metrics[name]
+    raise ConfigError(
+        "task.factory", "its metrics lack accuracy, by which settings are compared", hint="add it to metrics()"
+    )
 
 
 def _noise_of(section: TrainingSection, noise: float) -> NoiseSection:

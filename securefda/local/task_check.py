@@ -31,6 +31,7 @@ from securefda.site.kit import Kit
 from securefda.site.policy import SourcePolicy, load_signed_policy
 from securefda.site.policy.verdict import refusals_of_moments
 from securefda.source.source_site import require_room_for
+from securefda.task_metric import ACCURACY
 from securefda.tasks import (
     Inputs,
     Rows,
@@ -53,7 +54,7 @@ from securefda.text import counted, names, said_of
 from securefda.training import TrainingSettings, build_model, derive_seed, layer_table
 from securefda.training.batch_norm import settings_for_model
 from securefda.training.head import head_rows
-from securefda.training.local import FEWEST_TARGET_STEPS, accuracy_in, require_steps
+from securefda.training.local import FEWEST_TARGET_STEPS, checked_metrics, require_steps
 from securefda.training.parameter_vectors import layer_sizes, model_to_vector
 from securefda.training.pseudo import predict_labels
 from securefda.training.seeds import new_generator, seeded_torch
@@ -159,6 +160,7 @@ def check_federation(config: FederationConfig, sites: Sequence[str], seed: int) 
         data_dir=config.task.data_dir,
         options=config.task.options,
         labelled_target=config.training.target.labels == "given",
+        metric=config.task.metric,
     )
     task = load_task(config.task.factory, settings)
     sides = {site: config.training.target if site == federation.target else config.training.source for site in known}
@@ -352,7 +354,7 @@ def _check_unlabelled(
             _require_known_labels(f"{site}, test", test, outputs)
             with task_code(type(task), "loss and metrics"):
                 loss, metrics = float(task.loss(outputs, batch.labels)), task.metrics(outputs, batch.labels)
-            found.batch |= {"loss": loss, "accuracy": accuracy_in(metrics, task)}
+            found.batch |= {"loss": loss, **_shown(task, metrics)}
     except SecureFdaError as error:
         found.error = TaskCheckError(error, site)
         return found
@@ -363,6 +365,12 @@ def _check_unlabelled(
     found.notes += _far_features(task, train)
     found.notes += filter(None, [task.scaling_caution(train)])
     return found
+
+
+def _shown(task: Task, metrics: dict[str, float]) -> dict[str, float]:
+    """Return the accuracy and the chosen metric of a batch, as far as its rows define them."""
+    names = dict.fromkeys((ACCURACY.name, task.chosen_metric.name))
+    return {name: value for name, value in checked_metrics(metrics, task).items() if name in names}
 
 
 def _evaluated(task: Task, model: nn.Module, features: Inputs) -> Inputs:
@@ -447,7 +455,7 @@ def _lacking(task: Task, which: str, rows: Samples) -> list[str]:
 
 
 def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings: TrainingSettings) -> dict[str, float]:
-    """Try a forward and a backward pass on the CPU; returns loss, accuracy and the norm of the gradient.
+    """Try a forward and a backward pass on the CPU; returns loss, metrics and the norm of the gradient.
 
     Raises:
         DataError: the task's own code fails.
@@ -471,12 +479,12 @@ def _try_batch(task: Task, model: nn.Module, site: str, rows: Samples, settings:
             loss.backward()  # type: ignore[no-untyped-call]
         with task_code(type(task), "metrics"):
             metrics = task.metrics(map_tensors(Tensor.detach, outputs), labels)
-    accuracy = accuracy_in(metrics, task)
+    figures = _shown(task, metrics)
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     length = float(torch.linalg.vector_norm(torch.cat([gradient.flatten() for gradient in gradients])))
     if not math.isfinite(length):
         raise TrainingError(f"task {name}: its gradient over {len(labels)} rows is not finite")
-    return {"rows": float(len(labels)), "loss": loss.item(), "accuracy": accuracy, "gradient_norm": length}
+    return {"rows": float(len(labels)), "loss": loss.item(), **figures, "gradient_norm": length}
 
 
 def _outputs_of(task: Task, model: nn.Module, features: Inputs) -> Inputs:

@@ -1,8 +1,8 @@
 """Prometheus metrics and answers to health probes, on a port that a site turns on, by default of 127.0.0.1.
 
 The metrics count what the site's own ``metrics.jsonl`` and console show and disclose no more: no beta, row count or
-value of a single message, and accuracy, loss and the sources' share only if the target asks for them. Anyone who
-reaches the port can read them; they are sent nowhere. Counters start at zero with each process.
+value of a single message, and the task's metrics, loss and the sources' share only if the target asks for them. Anyone
+who reaches the port can read them; they are sent nowhere. Counters start at zero with each process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from securefda.errors import ConfigError
 from securefda.operations.notes import UNNAMED, Note
-from securefda.operations.records import RoundLine, SiteLine
+from securefda.operations.records import RoundLine, SiteLine, metrics_in
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -101,7 +101,7 @@ class TargetMetrics(RunMetrics):
     """The metrics of the target, whose rounds also have phases, attempts and bytes by source."""
 
     def __init__(self, *, results: bool = False) -> None:
-        """Register the metrics; ``results`` adds accuracy, loss and the sources' share."""
+        """Register the metrics; ``results`` adds the task's metrics, loss and the sources' share."""
         super().__init__()
         own = self.registry
         texts = {
@@ -114,6 +114,8 @@ class TargetMetrics(RunMetrics):
             name: Gauge(f"securefda_{name}", f"{text}, after the last finished round.", registry=own)
             for name, text in (texts.items() if results else ())
         }
+        text = "A metric of the task on the target's test rows, after the last finished round."
+        self._task_metrics = Gauge("securefda_task_metric", text, ["metric"], registry=own) if results else None
         self._planned = Gauge("securefda_planned_rounds", "Rounds that the run is to have.", registry=own)
         self._attempts = Counter("securefda_attempts", "Attempts at rounds that ended.", registry=own)
         self._retries = Counter("securefda_retries", "Attempts after the first one of a round.", registry=own)
@@ -139,6 +141,9 @@ class TargetMetrics(RunMetrics):
         for name, value in figures.items():
             if name in self._results and value is not None and line.get("status") == "finished":
                 self._results[name].set(value)
+        if self._task_metrics is not None:
+            for name, value in metrics_in(line).items():
+                self._task_metrics.labels(name).set(value)
         attempts = line.get("attempts", 0)
         self._attempts.inc(attempts)
         self._retries.inc(max(0, attempts - 1))

@@ -25,6 +25,7 @@ from securefda import __version__
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.privacy.dp_events import Budget
 from securefda.protocol.messages import Header, Signed, Visibility
+from securefda.task_metric import ACCURACY, TaskMetric
 
 SCHEMA_VERSION = 4
 REPORTED_ROUNDS = 5
@@ -117,10 +118,26 @@ class SeenLine(TypedDict):
     the aggregator clips. Elsewhere only the source knows."""
 
 
+class ChosenMetric(TypedDict):
+    """The metric that chooses the best model, ends a run early, and says whether the federation helped."""
+
+    name: str
+    """Its name among the task's metrics."""
+
+    words: str
+    """Its name for people; empty where it is `name` with spaces."""
+
+    better: Literal["higher", "lower"]
+    """Which direction is better."""
+
+    percent: bool
+    """Whether it lies in [0, 1] and is printed in percent."""
+
+
 class RoundLine(TypedDict, total=False):
     """One line of ``metrics.jsonl``, written by the aggregator when a round ends.
 
-    A lost round keeps the last model and has no accuracy.
+    A lost round keeps the last model and has no metrics.
     """
 
     round: Required[int]
@@ -130,16 +147,22 @@ class RoundLine(TypedDict, total=False):
     """Rule of the round."""
 
     accuracy: Share
-    """Accuracy on the target's test rows, from 0 to 1."""
+    """Accuracy on the target's test rows, from 0 to 1, if the task has one."""
 
     loss: float
     """Mean loss on the target's test rows."""
 
     metrics: dict[str, float]
-    """The task's figures on the target's test rows, by name."""
+    """The task's metrics on the target's test rows, by name, without those that these rows do not define."""
+
+    metric: ChosenMetric
+    """The one of them that is chosen, unless it is the accuracy."""
 
     validation_accuracy: Share
     """Accuracy on the target's rows that are set aside for choosing the best model, if there are any."""
+
+    validation_metrics: dict[str, float]
+    """The task's metrics on these rows, by name."""
 
     validation_loss: float
     """Mean loss on these rows."""
@@ -355,21 +378,27 @@ class BestModel(TypedDict):
     round: int
     """Its round."""
 
-    validation_accuracy: float
-    """Its accuracy on these rows, by which it was chosen."""
+    validation_accuracy: float | None
+    """Its accuracy on these rows; null for a task without accuracy."""
 
-    accuracy: float
-    """Its accuracy on the target's test rows, which were not used to choose it."""
+    accuracy: float | None
+    """Its accuracy on the target's test rows, which were not used to choose it; null for the same reason."""
+
+    validation_metrics: NotRequired[dict[str, float]]
+    """All its metrics on the validation rows; it was chosen by the one that the summary's `metric` names."""
+
+    metrics: NotRequired[dict[str, float]]
+    """All its metrics on the test rows."""
 
 
 class Help(TypedDict):
-    """By how much a run is better than the target alone, on the same test rows."""
+    """By how much a run differs from the target alone, on the same test rows, in the summary's `metric`."""
 
     difference: float
-    """Accuracy of the run minus that of the target alone, from -1 to 1."""
+    """The run's value minus that of the target alone."""
 
     low: float | None
-    """Lower end of the paired 95 % interval over test rows; null where the accuracy is not a mean over rows."""
+    """Lower end of the paired 95 % interval over test rows; null where they give none."""
 
     high: float | None
     """Its upper end."""
@@ -381,12 +410,15 @@ class Help(TypedDict):
 class Baseline(TypedDict):
     """The result of the target training alone, with its own settings."""
 
-    accuracy: float
+    accuracy: float | None
     """Mean accuracy over the last five rounds, from 0 to 1; with fewer after warm-up, `warm_target` shares the run's
-    rounds of warm-up before them."""
+    rounds of warm-up before them. Null for a task without accuracy."""
 
-    final: float
+    final: float | None
     """Accuracy of the last round."""
+
+    metrics: NotRequired[dict[str, float]]
+    """The task's metrics by name, each the mean over the same rounds as `accuracy`."""
 
     rounds: int
     """Number of rounds that it trained alone: as many as the run finished, after warm-up for `warm_target`."""
@@ -409,10 +441,17 @@ class Adapted(TypedDict):
     """Score of the run's last model."""
 
     accuracy: Share | None
-    """Accuracy of the adapted model on the target's test rows, kept or not; null where none has a label."""
+    """Accuracy of the adapted model on the target's test rows, kept or not; null where none has a label, and for a task
+    without accuracy."""
 
     accuracy_before: Share | None
     """Accuracy of the run's last model on them."""
+
+    metrics: NotRequired[dict[str, float]]
+    """All metrics of the adapted model on them, by name."""
+
+    metrics_before: NotRequired[dict[str, float]]
+    """All metrics of the run's last model on them."""
 
     rows: int
     """Number of rows that it was adapted to."""
@@ -517,7 +556,8 @@ class Summary:
     """Number of rounds that were given up."""
 
     target_accuracy: float | None
-    """Mean accuracy over the last five finished rounds, from 0 to 1; null without a finished round."""
+    """Mean accuracy over the last five finished rounds, from 0 to 1; null without a finished round, and for a task
+    without accuracy."""
 
     final_accuracy: float | None
     """Accuracy of the last finished round."""
@@ -543,8 +583,18 @@ class Summary:
     status: RunStatus
     """How the run ended."""
 
+    target_metrics: Mapping[str, float] = field(default_factory=dict)
+    """The task's metrics by name, each the mean over the last five finished rounds, of which all have it."""
+
+    final_metrics: Mapping[str, float] = field(default_factory=dict)
+    """The task's metrics after the last finished round."""
+
+    metric: ChosenMetric | None = None
+    """The metric that chooses the best model, ends the run early, and says whether the federation helped; null for the
+    accuracy."""
+
     evaluated: Literal["global", "personal"] = "global"
-    """Which model's accuracy this is: `personal`, that of the target's own model, or `global`."""
+    """Which model's metrics these are: `personal`, that of the target's own model, or `global`."""
 
     model_round: int = 0
     """Round whose model `model.safetensors` is; 0 without a finished round."""
@@ -670,16 +720,42 @@ def summarise(
         setting=setting,
         silenced_round=next((line["round"] for line in finished if line.get("silenced")), 0),
         best=best
-        and BestModel(round=best["round"], validation_accuracy=best["validation_accuracy"], accuracy=best["accuracy"]),
+        and BestModel(
+            round=best["round"],
+            validation_accuracy=best.get("validation_accuracy"),
+            accuracy=best.get("accuracy"),
+            validation_metrics=_validation_metrics(best),
+            metrics=metrics_in(best),
+        ),
+        target_metrics=mean_metrics(finished[-REPORTED_ROUNDS:]),
+        final_metrics=metrics_in(finished[-1]) if finished else {},
+        metric=next((line["metric"] for line in finished if "metric" in line), None),
         evaluated="personal" if any("evaluated" in line for line in finished) else "global",
         error=None if error is None else {"code": error.code, "message": str(error), "hint": error.hint},
         versions=software_versions(),
     )
 
 
+def metrics_in(found: Mapping[str, Any] | RoundLine) -> dict[str, float]:
+    """Return the metrics of a round, a baseline or an adapted model, also in files of runs that had accuracy alone."""
+    accuracy = found.get("accuracy")
+    return ({} if accuracy is None else {ACCURACY.name: accuracy}) | (found.get("metrics") or {})
+
+
+def chosen_metric(*found: Mapping[str, Any] | RoundLine) -> TaskMetric:
+    """Return the chosen metric of a run, from its summary or its rounds: the accuracy unless they name another."""
+    named = next((form for one in found if (form := one.get("metric"))), None)
+    return TaskMetric(**named) if named else ACCURACY
+
+
+def _validation_metrics(line: RoundLine) -> dict[str, float]:
+    found = {"accuracy": line.get("validation_accuracy"), "metrics": line.get("validation_metrics")}
+    return metrics_in(found)
+
+
 def mean_metrics(lines: Iterable[RoundLine]) -> dict[str, float]:
     """Return the mean of each of the task's metrics over these rounds, as far as all of them have it."""
-    by_round = [line.get("metrics", {}) for line in lines]
+    by_round = [metrics_in(line) for line in lines]
     names = [name for name in (by_round[0] if by_round else ()) if all(name in metrics for metrics in by_round)]
     return {name: fmean(metrics[name] for metrics in by_round) for name in names}
 
@@ -687,12 +763,17 @@ def mean_metrics(lines: Iterable[RoundLine]) -> dict[str, float]:
 def best_round(lines: Iterable[RoundLine]) -> RoundLine | None:
     """Return the finished round with the best model on the validation rows; None if there are no such rows.
 
-    By accuracy, then by loss; of equal ones the earliest.
+    By the chosen metric, then by loss; of equal ones the earliest.
     """
-    seen = [line for line in lines if line.get("status") != "lost" and line.get("validation_accuracy") is not None]
-    return max(
-        seen, key=lambda line: (line["validation_accuracy"], -finite_loss(line.get("validation_loss"))), default=None
-    )
+    ranked = [(rank, line) for line in lines if line.get("status") != "lost" and (rank := validation_rank(line))]
+    return max(ranked, key=lambda one: one[0], default=(None, None))[1]
+
+
+def validation_rank(line: RoundLine) -> tuple[float, float] | None:
+    """Return what is the higher, the better a round's model is on the validation rows; None without such rows."""
+    metric = chosen_metric(line)
+    value = _validation_metrics(line).get(metric.name)
+    return None if value is None else (metric.rank(value), -finite_loss(line.get("validation_loss")))
 
 
 def finite_loss(loss: float | None) -> float:

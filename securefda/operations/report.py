@@ -13,7 +13,16 @@ from typing import Any
 
 from securefda.errors import SecureFdaError
 from securefda.operations.model_card import write_card
-from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, SiteLine, round_seconds, total_of
+from securefda.operations.records import (
+    JOIN_PHASE,
+    REPORTED_ROUNDS,
+    RoundLine,
+    SiteLine,
+    chosen_metric,
+    metrics_in,
+    round_seconds,
+    total_of,
+)
 from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_FILE, RunRecord, read_run, replace_file
 from securefda.operations.summary_text import (
     ALONE,
@@ -26,7 +35,6 @@ from securefda.operations.summary_text import (
     labels_rows,
     levels_text,
     norm_cap_text,
-    percent,
     published_name,
     releases_text,
     setting_rows,
@@ -37,6 +45,7 @@ from securefda.operations.summary_text import (
 )
 from securefda.pages.html import static_page
 from securefda.pages.parts import Chart, Charts, Facts, Fold, Line, Page, Section, Series, State, Table, Tiles, Tone
+from securefda.task_metric import ACCURACY, TaskMetric, metric_of, metrics_text
 from securefda.text import binary_unit, counted, human_bytes, names, phase_words
 
 _STATUS: dict[str, tuple[Tone, str, str]] = {
@@ -237,7 +246,7 @@ def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Target's privacy", spent_text(privacy) if (privacy := summary.get("target_privacy")) else ""),
         ("Refused (rounds)", ", ".join(refusals)),
         ("Dropped (rounds)", ", ".join(dropped)),
-        ("Best model", best_text(summary["best"]) if summary.get("best") else ""),
+        ("Best model", best_text(summary["best"], chosen_metric(summary)) if summary.get("best") else ""),
         ("Adapted model", adapted_text(summary["adapted"]) if summary.get("adapted") else ""),
         ("Run", str(summary.get("run_id", ""))),
         ("Model digest (SHA-256)", str(summary.get("model_digest", ""))),
@@ -248,7 +257,7 @@ def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _about_the_target(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     setting = summary.get("setting") or {}
-    labels = labels_rows(setting, measured=summary.get("target_accuracy") is not None)
+    labels = labels_rows(setting, measured=bool(_means(summary)))
     return [*setting_rows(setting, str(summary.get("strategy", {}).get("rule", ""))), *labels]
 
 
@@ -263,30 +272,43 @@ def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
     return rules is None or rule in rules
 
 
+def _means(summary: Mapping[str, Any]) -> dict[str, float]:
+    return metrics_in({"accuracy": summary.get("target_accuracy"), "metrics": summary.get("target_metrics")})
+
+
 def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tuple[str, str, str]]:
     seconds = [round_seconds(line) for line in rounds]
     sent = [sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values()) for line in rounds]
-    accuracy, tiles = points_of(finished(rounds), "accuracy"), []
-    if summary.get("target_accuracy") is not None:
-        last = counted(min(REPORTED_ROUNDS, len(accuracy)), "round")
-        tiles.append((percent(summary["target_accuracy"]), f"target accuracy, mean of the last {last}"))
-    if accuracy:
-        tiles.append((percent(accuracy[-1][1]), "accuracy after the last round"))
-    if alone := summary.get("target_only"):
-        tiles.append((percent(alone["accuracy"]), "the target alone, mean of its last rounds"))
-    if warm := summary.get("warm_target"):
-        tiles.append((percent(warm["accuracy"]), "the target alone from the model after warm-up"))
-    if (adapted := summary.get("adapted")) and adapted["accuracy"] is not None:
+    metric, tiles = chosen_metric(summary, *rounds), list[tuple[str, str, str]]()
+    values = metric_points(finished(rounds), metric.name)
+
+    def add(metrics: Mapping[str, float], what: str) -> None:
+        if metric.name in metrics:
+            note = metrics_text(metrics, apart_from=(metric.name,))
+            tiles.append((metric.text(metrics[metric.name]), what, note))
+
+    last = counted(min(REPORTED_ROUNDS, len(values)), "round")
+    add(_means(summary), f"target {metric.title}, mean of the last {last}")
+    if done := finished(rounds):
+        add(metrics_in(done[-1]), f"{metric.title} after the last round")
+    add(metrics_in(summary.get("target_only") or {}), "the target alone, mean of its last rounds")
+    add(metrics_in(summary.get("warm_target") or {}), "the target alone from the model after warm-up")
+    if adapted := summary.get("adapted"):
         kept = "" if adapted["kept"] else "; not kept"
-        tiles.append((percent(adapted["accuracy"]), f"the last model, adapted alone at the target{kept}"))
+        add(metrics_in(adapted), f"the last model, adapted alone at the target{kept}")
     if (share := summary.get("source_share")) is not None:
         of = "the head" if summary["strategy"].get("rule") == ANALYTIC else "the steps after warm-up"
-        tiles.append((f"{100 * share:.0f} %", f"the sources' share of {of}"))
+        tiles.append((f"{100 * share:.0f} %", f"the sources' share of {of}", ""))
     if any(seconds):
-        tiles.append((f"{sorted(seconds)[len(seconds) // 2]:.2f} s", "per round, median"))
+        tiles.append((f"{sorted(seconds)[len(seconds) // 2]:.2f} s", "per round, median", ""))
     if any(sent):
-        tiles.append((human_bytes(sum(sent)), "between the sources and the aggregator"))
-    return [(value, label, "") for value, label in tiles]
+        tiles.append((human_bytes(sum(sent)), "between the sources and the aggregator", ""))
+    return tiles
+
+
+def metric_points(rounds: Sequence[RoundLine], name: str) -> list[tuple[int, float]]:
+    """Return a metric of the task over the rounds that have it."""
+    return [(line["round"], metrics[name]) for line in rounds if name in (metrics := metrics_in(line))]
 
 
 def points_of(rounds: Sequence[RoundLine], key: str) -> list[tuple[int, float]]:
@@ -314,19 +336,20 @@ def run_charts(
         summary: of the run; empty before its end.
         epsilon_limit: the budget of the target's rows; None for none.
     """
-    charts = []
-    if accuracy := points_of(finished(rounds), "accuracy"):
+    charts, metric = [], chosen_metric(summary, *rounds)
+    if values := metric_points(finished(rounds), metric.name):
         own = any("evaluated" in line for line in rounds)
         model = " The model is one of the target's own, not the common one." if own else ""
-        marked = min(REPORTED_ROUNDS, len(accuracy))
+        marked = min(REPORTED_ROUNDS, len(values))
         caption = f"On the target's test split; dots mark the last {counted(marked, 'round')}.{model}"
         baselines = [
-            (f"{name}, mean of its last rounds", found["accuracy"])
+            (f"{name}, mean of its last rounds", found[metric.name])
             for key, name in (("target_only", ALONE), ("warm_target", WARM))
-            if (found := summary.get(key))
+            if metric.name in (found := metrics_in(summary.get(key) or {}))
         ]
-        line = [Series("this run", accuracy)]
-        charts.append(Chart("Target accuracy", caption, line, percent=True, limits=baselines, marked=marked))
+        line, heading = [Series("this run", values)], f"Target {metric.title}"
+        charts.append(Chart(heading, caption, line, percent=metric.percent, limits=baselines, marked=marked))
+    charts += _other_metrics(rounds, metric)
     if loss := points_of(finished(rounds), "loss"):
         charts.append(Chart("Target loss", "Mean over the target's test rows.", [Series("loss", loss)]))
     charts += [beta] if (beta := beta_chart(rounds, sites)) else []
@@ -351,6 +374,16 @@ def run_charts(
         limits = [("limit", epsilon_limit)] if epsilon_limit else []
         charts.append(Chart("Privacy that the target has spent", caption, [Series("ε spent", spent)], limits=limits))
     return charts
+
+
+def _other_metrics(rounds: Sequence[RoundLine], metric: TaskMetric) -> list[Chart]:
+    """Return a chart of all other metrics that lie in [0, 1], and one of each that does not."""
+    names = dict.fromkeys(name for line in rounds for name in metrics_in(line) if name != metric.name)
+    series = [Series(metric_of(name).title, metric_points(finished(rounds), name)) for name in names]
+    shares = [line for line in series if all(0 <= value <= 1 for _, value in line.points)]
+    caption = "On the target's test split, as the task computes them."
+    charts = [Chart("Other metrics", caption, shares)] if shares else []
+    return charts + [Chart(f"Target {line.name}", caption, [line]) for line in series if line not in shares]
 
 
 def beta_chart(rounds: Sequence[RoundLine], sites: Mapping[str, Sequence[SiteLine]]) -> Chart | None:
@@ -444,12 +477,20 @@ def _natural(site: str) -> list[tuple[int, str]]:
 
 
 def rounds_table(rounds: Iterable[RoundLine]) -> Table:
-    """Return a row for each round."""
-    head = ("round", "rule", "accuracy", "loss", "mean β", "sources", "their share", "seconds", "remarks")
-    return Table(head, [_row(line) for line in rounds], numbers={0, 2, 3, 4, 5, 6, 7}, broad={8})
+    """Return a row for each round; metrics other than the chosen one, and an accuracy's balanced one, come last."""
+    lines = list(rounds)
+    metric, found = chosen_metric(*lines), dict.fromkeys(name for line in lines for name in metrics_in(line))
+    others = [metric_of(name) for name in found if name != metric.name]
+    first = [metric, *(one for one in others if metric == ACCURACY and one.name == "balanced_accuracy")]
+    rest = [one for one in others if one not in first]
+    head = ("round", "rule", *(one.title for one in first), "loss", "mean β", "sources", "their share", "seconds")
+    remarks = len(head)
+    columns = (*head, "remarks", *(one.title for one in rest))
+    numbers = {*range(len(columns))} - {1, remarks}
+    return Table(columns, [_row(line, first, rest) for line in lines], numbers=numbers, broad={remarks})
 
 
-def _row(line: RoundLine) -> tuple[str, ...]:
+def _row(line: RoundLine, shown: Sequence[TaskMetric], rest: Sequence[TaskMetric]) -> tuple[str, ...]:
     lost = line.get("status") == "lost"
     remarks = ["lost"] if lost else []
     if line.get("attempts", 1) > 1:
@@ -468,13 +509,14 @@ def _row(line: RoundLine) -> tuple[str, ...]:
     return (
         str(line["round"]),
         line.get("rule", ""),
-        "–" if lost else percent(line.get("accuracy")),
+        *("–" if lost else one.text(metrics_in(line).get(one.name)) for one in shown),
         number_cell(line.get("loss"), 3),
         number_cell(line.get("mean_beta"), 2),
         str(len(line.get("survivors", []))),
         share_cell(line),
         f"{round_seconds(line):.2f}",
         ", ".join(remarks),
+        *(one.text(metrics_in(line).get(one.name)) for one in rest),
     )
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from securefda.errors import ConfigError
-from securefda.operations.records import REPORTED_ROUNDS, Help
+from securefda.operations.records import REPORTED_ROUNDS, Help, chosen_metric, mean_metrics, metrics_in
 from securefda.operations.run_folder import (
     METRICS_FILE,
     SITES_FOLDER,
@@ -20,8 +19,9 @@ from securefda.operations.run_folder import (
     read_run,
 )
 from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, Role, read_state, require_ended
-from securefda.operations.summary_text import ALONE, WARM, interval_text, percent, setting_text
+from securefda.operations.summary_text import ALONE, WARM, interval_text, setting_text
 from securefda.parse import dotted
+from securefda.task_metric import ACCURACY, TaskMetric, metric_of, with_balance
 from securefda.text import aligned
 
 _BASELINES = {"warm_target": WARM, "target_only": ALONE}
@@ -40,13 +40,16 @@ class FoundRun:
         ended: of its last round, at a source of its last process, RFC 3339; empty where that is unknown.
         task, rule: class and rule by name.
         rounds: finished rounds; ``planned`` 0 where that is unknown.
-        accuracy: mean over the last rounds, from 0 to 1.
+        accuracy: mean over the last rounds, from 0 to 1; None for a task without.
         alone: the same of the target alone; None where it was not measured.
         warm: the same of the target alone from the model after warm-up; None where it was not measured.
         helped: `target_only` and `warm_target` -> by how much the run is better, as far as it was measured.
         source_share: the sources' mean share of the steps after warm-up; None where no round has one.
         settings: dotted key -> value, of all that the summary holds.
         role: of the site.
+        metric: the chosen one, in which `helped` is.
+        metrics: the task's metrics by name, as the accuracy.
+        baselines: `target_only` and `warm_target` -> the same of the target alone, as far as it was measured.
     """
 
     path: Path
@@ -63,12 +66,15 @@ class FoundRun:
     warm: float | None = None
     helped: Mapping[str, Help] = field(default_factory=dict)
     source_share: float | None = None
+    metric: TaskMetric = ACCURACY
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    baselines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         names: tuple[str, ...] = ("role", "status", "ended", "task", "rule", "rounds", "planned", "accuracy", "alone")
-        names += ("warm", "helped", "source_share")
-        return {"run": str(self.path), **{name: getattr(self, name) for name in names}}
+        names += ("warm", "helped", "source_share", "metrics", "baselines")
+        return {"run": str(self.path), **{name: getattr(self, name) for name in names}, "metric": self.metric.name}
 
 
 def found_run(path: Path) -> FoundRun:
@@ -82,7 +88,7 @@ def found_run(path: Path) -> FoundRun:
     if state is not None and state.role == "source":
         return _at_source(record, state)
     rounds = [line for line in record.rounds if line.get("status") != "lost"]
-    accuracies = [accuracy for line in rounds if (accuracy := line.get("accuracy")) is not None]
+    metrics = mean_metrics(rounds[-REPORTED_ROUNDS:])
     setting = summary.get("setting") or {}
     settings = {
         **dict(dotted(summary.get("strategy") or {}, "strategy")),
@@ -102,12 +108,15 @@ def found_run(path: Path) -> FoundRun:
         rule=(summary.get("strategy") or {}).get("rule") or (rounds[-1].get("rule", "") if rounds else ""),
         rounds=len(rounds),
         planned=summary.get("rounds_planned", 0),
-        accuracy=fmean(accuracies[-REPORTED_ROUNDS:]) if accuracies else None,
+        accuracy=metrics.get(ACCURACY.name),
         alone=(summary.get("target_only") or {}).get("accuracy"),
         settings=settings,
         warm=(summary.get("warm_target") or {}).get("accuracy"),
         helped={name: one["help"] for name in _BASELINES if "help" in (one := summary.get(name) or {})},
         source_share=summary.get("source_share"),
+        metric=chosen_metric(summary, *rounds),
+        metrics=metrics,
+        baselines={name: metrics_in(one) for name in _BASELINES if (one := summary.get(name))},
     )
 
 
@@ -143,7 +152,8 @@ def runs_below(folder: Path) -> list[FoundRun]:
 
 def runs_table(runs: Sequence[FoundRun]) -> str:
     """Return a table with a line for each run."""
-    rows = [("run", "ended", "task", "rule", "rounds", "accuracy", ALONE, WARM, "status")]
+    names = {run.metric.title for run in runs if run.metrics} or {ACCURACY.title}
+    rows = [("run", "ended", "task", "rule", "rounds", " or ".join(sorted(names)), ALONE, WARM, "status")]
     rows += [
         (
             str(run.path),
@@ -151,14 +161,19 @@ def runs_table(runs: Sequence[FoundRun]) -> str:
             run.task or "-",
             run.rule or "-",
             f"{run.rounds} of {run.planned}" if run.planned else str(run.rounds),
-            percent(run.accuracy),
-            percent(run.alone),
-            percent(run.warm),
+            *_values_of(run),
             run.status,
         )
         for run in runs
     ]
     return aligned(rows)
+
+
+def _values_of(run: FoundRun) -> tuple[str, str, str]:
+    """Return the chosen metric of a run, of the target alone and of the warm-started one."""
+    found = (run.metrics, run.baselines.get("target_only", {}), run.baselines.get("warm_target", {}))
+    own, alone, warm = (with_balance(run.metric, metrics) for metrics in found)
+    return own, alone, warm
 
 
 def differences(runs: Sequence[FoundRun]) -> dict[str, list[Any]]:
@@ -170,16 +185,18 @@ def differences(runs: Sequence[FoundRun]) -> dict[str, list[Any]]:
 
 def comparison(runs: Sequence[FoundRun]) -> str:
     """Return a table of the results of runs, one column each, and below it the settings in which they differ."""
+    named = dict.fromkeys([*(run.metric.name for run in runs), *(name for run in runs for name in run.metrics)])
+    declared = {run.metric.name: run.metric for run in runs}
+    shown = [declared.get(name) or metric_of(name) for name in named]
     rows: list[tuple[str, ...]] = [
         ("", *(str(run.path) for run in runs)),
         ("ended", *(run.ended.replace("T", " ").replace("Z", " UTC") or "-" for run in runs)),
         ("status", *(run.status for run in runs)),
         ("rounds", *(str(run.rounds) for run in runs)),
-        ("target accuracy", *(percent(run.accuracy) for run in runs)),
-        (ALONE, *(percent(run.alone) for run in runs)),
-        (WARM, *(percent(run.warm) for run in runs)),
+        *((f"target {metric.title}", *(metric.text(run.metrics.get(metric.name)) for run in runs)) for metric in shown),
+        *(zip((ALONE, WARM), *(_values_of(run)[1:] for run in runs), strict=True)),
         *(
-            (f"over the {words}", *(interval_text(run.helped.get(name)) for run in runs))
+            (f"over the {words}", *(interval_text(run.helped.get(name), run.metric) for run in runs))
             for name, words in _BASELINES.items()
             if any(name in run.helped for run in runs)
         ),

@@ -20,9 +20,12 @@ from securefda.operations.records import (
     PrivacySpent,
     Summary,
     TargetReleases,
+    chosen_metric,
     is_shipped,
+    metrics_in,
 )
 from securefda.operations.run_folder import ADAPTED_FILE, BEST_FILE, MODEL_FILE, REPORT_FILE
+from securefda.task_metric import ACCURACY, TaskMetric, metrics_text, with_balance
 from securefda.text import aligned, counted, first_of
 
 _ALL_ANSWER = 3
@@ -44,13 +47,17 @@ _CANCELLING = (
 def run_text(summary: Summary, folder: Path) -> str:
     """Return a few aligned lines about one run."""
     lost, cosine, rules = summary.rounds_lost, summary.target_cosine, summary.rounds_by_rule
-    absent = absent_sources(summary.visibility, summary.setting or {})
+    absent, metric = absent_sources(summary.visibility, summary.setting or {}), chosen_metric(summary.as_json())
+    means = metrics_in({"accuracy": summary.target_accuracy, "metrics": summary.target_metrics})
+    final = metrics_in({"accuracy": summary.final_accuracy, "metrics": summary.final_metrics})
+    others = metrics_text(means, apart_from=(metric.name,))
     rows = [
-        ("target accuracy", f"{percent(summary.target_accuracy)} (mean of the last rounds, at most 5)"),
+        (f"target {metric.title}", f"{metric.text(means.get(metric.name))} (mean of the last rounds, at most 5)"),
+        *([("other metrics", f"{others} (the same mean)")] if others else []),
         *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
-        *labels_rows(summary.setting or {}, measured=summary.target_accuracy is not None),
-        ("final accuracy", percent(summary.final_accuracy)),
-        *baseline_rows(summary.target_only, summary.warm_target),
+        *labels_rows(summary.setting or {}, measured=bool(means)),
+        (f"final {metric.title}", with_balance(metric, final)),
+        *baseline_rows(summary.target_only, summary.warm_target, metric),
         *([("ended", summary.ended.replace("T", " ").replace("Z", " UTC"))] if summary.ended else []),
         *setting_rows(summary.setting or {}, str(summary.strategy.get("rule", ""))),
         *([("took no part", ", ".join(absent))] if absent else []),
@@ -91,7 +98,7 @@ def run_text(summary: Summary, folder: Path) -> str:
     if summary.model_round:
         rows.append(("last model", f"of round {summary.model_round}: {MODEL_FILE}"))
     if summary.best:
-        rows.append(("best model", best_text(summary.best)))
+        rows.append(("best model", best_text(summary.best, metric)))
     if summary.adapted:
         rows.append(("adapted model", adapted_text(summary.adapted)))
     if summary.model_digest and summary.setting:
@@ -102,10 +109,11 @@ def run_text(summary: Summary, folder: Path) -> str:
     return f"{aligned(rows)}\n\n{helped}" if helped else aligned(rows)
 
 
-def best_text(best: BestModel) -> str:
+def best_text(best: BestModel, metric: TaskMetric) -> str:
     """Describe which round had the best model on the validation rows, and name its file."""
-    share = percent(best["validation_accuracy"])
-    return f"of round {best['round']}, {share} on the validation rows: {BEST_FILE}"
+    of_rows = {"accuracy": best["validation_accuracy"], "metrics": best.get("validation_metrics")}
+    named = f"{metric.title} {with_balance(metric, metrics_in(of_rows))}"
+    return f"of round {best['round']}, {named} on the validation rows: {BEST_FILE}"
 
 
 def adapted_text(adapted: Adapted) -> str:
@@ -116,57 +124,61 @@ def adapted_text(adapted: Adapted) -> str:
     return f"at the target alone, on {counted(adapted['rows'], 'row')}{labels}, {scores}: {what}"
 
 
-def accuracies_text(adapted: Adapted) -> str:
-    """Return the accuracies before and after adaptation, with the interval of the difference, if they are known."""
+def adaptation_text(adapted: Adapted, metric: TaskMetric) -> str:
+    """Return the metric before and after adaptation, with the interval of the difference, if they are known."""
     found, interval = adapted.get("help"), ""
     if found and found["low"] is not None and found["high"] is not None:
-        low, high = points(found["low"]), points(found["high"])
-        interval = f" ({points(found['difference'])} points, 95 %: {low} to {high})"
-    return f"{percent(adapted['accuracy_before'])} → {percent(adapted['accuracy'])}{interval}"
+        low, high = metric.difference(found["low"]), metric.difference(found["high"])
+        interval = f" ({metric.difference(found['difference'])}{metric.unit}, 95 %: {low} to {high})"
+    before = metrics_in({"accuracy": adapted["accuracy_before"], "metrics": adapted.get("metrics_before")})
+    return f"{with_balance(metric, before)} → {with_balance(metric, metrics_in(adapted))}{interval}"
 
 
 ALONE, WARM = "target alone", "warm-started target"
 """The two baselines by name: `target_only` and `warm_target`."""
 
 
-def baseline_rows(target_only: Baseline | None, warm_target: Baseline | None) -> list[tuple[str, str]]:
+def baseline_rows(
+    target_only: Baseline | None, warm_target: Baseline | None, metric: TaskMetric
+) -> list[tuple[str, str]]:
     """Describe what the target comes to alone, each baseline with its name."""
     rows = []
     if target_only:
         rounds = counted(target_only["rounds"], "round")
-        rows.append((ALONE, f"{percent(target_only['accuracy'])} (the same mean, on its own rows for {rounds})"))
+        value = with_balance(metric, metrics_in(target_only))
+        rows.append((ALONE, f"{value} (the same mean, on its own rows for {rounds})"))
     if warm_target:
         rounds = counted(warm_target["rounds"], "round")
-        text = f"{percent(warm_target['accuracy'])} (the same mean, alone for {rounds} from the model after warm-up)"
-        rows.append((WARM, text))
+        value = with_balance(metric, metrics_in(warm_target))
+        rows.append((WARM, f"{value} (the same mean, alone for {rounds} from the model after warm-up)"))
     return rows
 
 
-def points(value: float) -> str:
-    """Return a difference of accuracies in points, with its sign."""
-    return f"{round(100 * value, 1) + 0.0:+.1f}"  # adding zero leaves no "-0.0"
-
-
-def difference_text(found: Help, baseline: str) -> str:
+def difference_text(found: Help, baseline: str, metric: TaskMetric) -> str:
     """Return by how much a run is better or worse than a baseline; a difference that rows do not show is called so."""
-    difference, low, high = found["difference"], found["low"], found["high"]
+    low, high = found["low"], found["high"]
+    difference = f"{metric.difference(found['difference'])}{metric.unit}"
     if low is None or high is None:
-        return f"{points(difference)} points against the {baseline} (no interval: the accuracy is not a mean over rows)"
-    interval = f"95 %: {points(low)} to {points(high)}"
+        why = "the accuracy is not a mean over rows" if metric == ACCURACY else "the test rows give none"
+        return f"{difference} against the {baseline} (no interval: {why})"
+    interval = f"95 %: {metric.difference(low)} to {metric.difference(high)}"
     if low <= 0 <= high:
         rows = counted(found["test_rows"], "test row")
-        none = f"no difference from the {baseline} that the {rows} can show"
-        return f"{none} ({points(difference)} points, {interval})"
-    over = f"{points(difference)} points over" if low > 0 else f"{100 * -difference:.1f} points below"
+        return f"no difference from the {baseline} that the {rows} can show ({difference}, {interval})"
+    over = f"{difference} over" if low > 0 else f"{difference[1:]} below"
+    if metric.better == "lower":
+        over = f"{difference[1:]} {'worse' if low > 0 else 'better'} than"
     return f"{over} the {baseline} ({interval})"
 
 
-def interval_text(found: Help | None) -> str:
+def interval_text(found: Help | None, metric: TaskMetric) -> str:
     """Return a difference with its interval, for a table; a dash for None."""
     if found is None:
         return "-"
-    difference, low, high = points(found["difference"]), found["low"], found["high"]
-    return difference if low is None or high is None else f"{difference} ({points(low)} to {points(high)})"
+    difference, low, high = metric.difference(found["difference"]), found["low"], found["high"]
+    if low is None or high is None:
+        return difference
+    return f"{difference} ({metric.difference(low)} to {metric.difference(high)})"
 
 
 def share_text(share: float, of: str) -> str:
@@ -193,22 +205,25 @@ def apart_words(share: float) -> str:
 
 
 def help_text(summary: Mapping[str, Any]) -> str:
-    """Return one line: the accuracy, by how much the federation helped, and the sources' share of the steps.
+    """Return one line: the chosen metric, by how much the federation helped, and the sources' share of the steps.
 
-    Of a model that the target adapted, the accuracy before and after. Empty where the run is neither compared with the
+    Of a model that the target adapted, the metric before and after. Empty where the run is neither compared with the
     target alone nor adapted. It takes the contents of a ``summary.json``.
     """
-    if (adapted := summary.get("adapted")) and adapted["accuracy"] is not None:
-        return f"adapted alone at the target: {accuracies_text(adapted)}{'' if adapted['kept'] else '; not kept'}"
+    metric = chosen_metric(summary)
+    if (adapted := summary.get("adapted")) and metric.name in metrics_in(adapted):
+        values = adaptation_text(adapted, metric)
+        return f"adapted alone at the target: {values}{'' if adapted['kept'] else '; not kept'}"
+    means = metrics_in({"accuracy": summary.get("target_accuracy"), "metrics": summary.get("target_metrics")})
     baselines = ((WARM, summary.get("warm_target")), (ALONE, summary.get("target_only")))
-    differences = [difference_text(one["help"], name) for name, one in baselines if one and one.get("help")]
-    if not differences or summary.get("target_accuracy") is None:
+    differences = [difference_text(one["help"], name, metric) for name, one in baselines if one and one.get("help")]
+    if not differences or metric.name not in means:
         return ""
     share, steps = summary.get("source_share"), f"the steps{' after warm-up' if summary.get('warm_target') else ''}"
     if (summary.get("strategy") or {}).get("rule") == ANALYTIC:
         steps = _HEAD
     had = "" if share is None else f"; the sources had {share_text(share, steps)}"
-    return f"accuracy {percent(summary['target_accuracy'])}: {', '.join(differences)}{had}"
+    return f"{metric.title} {with_balance(metric, means)}: {', '.join(differences)}{had}"
 
 
 def setting_rows(setting: Mapping[str, Any], rule: str) -> list[tuple[str, str]]:
@@ -353,15 +368,15 @@ def spent_text(privacy: PrivacySpent) -> str:
 
 def comparison_text(summaries: Mapping[str, Summary], baselines: Mapping[str, Baseline]) -> str:
     """Return a table of several runs on the same data and seed, and of what the target reaches alone, one line each."""
-    rows = [("rule", "target accuracy", "final accuracy", "rounds", "bytes per source")]
+    rows = [("rule", "target accuracy", "balanced", "final accuracy", "rounds", "bytes per source")]
     for name, one in baselines.items():
-        rows.append((name, percent(one["accuracy"]), percent(one["final"]), str(one["rounds"]), "-"))
+        balanced = percent(metrics_in(one).get("balanced_accuracy"))
+        rows.append((name, percent(one["accuracy"]), balanced, percent(one["final"]), str(one["rounds"]), "-"))
     for rule, summary in summaries.items():
         sent = sum(summary.bytes_up.values()) + sum(summary.bytes_down.values())
         each = sent // max(len(summary.bytes_up), 1)
-        rows.append(
-            (rule, percent(summary.target_accuracy), percent(summary.final_accuracy), str(summary.rounds), f"{each:,}")
-        )
+        balanced, final = percent(summary.target_metrics.get("balanced_accuracy")), percent(summary.final_accuracy)
+        rows.append((rule, percent(summary.target_accuracy), balanced, final, str(summary.rounds), f"{each:,}"))
     return aligned(rows)
 
 

@@ -57,6 +57,7 @@ def figures_of(line: RoundLine) -> dict[str, float]:
         "bytes/down": sum(line.get("bytes_down", {}).values()),
         **{f"folds/{name}": value for name, value in line.get("fold_losses", {}).items()},
         **{f"metrics/{name}": value for name, value in line.get("metrics", {}).items()},
+        **{f"validation/{name}": value for name, value in line.get("validation_metrics", {}).items()},
         **{f"estimated_error/{rule}": value for rule, value in line.get("delta_errors", {}).items()},
     }
     return {name: float(value) for name, value in named.items() if value is not None}

@@ -337,7 +337,8 @@ class AggregateStatistics:
         kept: w of the rules, the share 1 - beta of the target's update; 0 if no rule was evaluated yet.
         weight: n, in units of ``max_samples``.
         loss: mean loss over the training rows; 0 if the header asks for no metrics.
-        accuracy: over the training rows, in [0, 1]; 0 if the header asks for no metrics.
+        accuracy: over the training rows, in [0, 1]; 0 if the header asks for no metrics, or the task has
+            none.
         errors: estimated Delta errors of the rules; None if the header asks for none.
     """
 

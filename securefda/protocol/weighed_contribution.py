@@ -534,10 +534,10 @@ def weight_of(header: Header, samples: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Mean loss and accuracy over a source's training rows."""
+    """Mean loss and accuracy over a source's training rows; None for a task without accuracy."""
 
     loss: float
-    accuracy: float
+    accuracy: float | None
 
 
 def metrics_of(header: Header, loss: float | None, accuracy: float | None) -> Metrics | None:
@@ -548,8 +548,8 @@ def metrics_of(header: Header, loss: float | None, accuracy: float | None) -> Me
     """
     if not header.metrics:
         return None
-    if loss is None or accuracy is None:
-        raise TrainingError("training gave no loss or no accuracy", hint="this site's Join must not promise them")
+    if loss is None:
+        raise TrainingError("training gave no loss", hint="this site's Join must not promise it")
     return Metrics(loss, accuracy)
 
 
@@ -601,7 +601,7 @@ class WeighedContribution:
         at_bounds = clip_contribution(header, contribution, None if has_caps else weight)
         report = norm_report(terms, contribution, weight) if has_caps else None
         errors = None if contribution.errors is None else contribution.errors.times(weight)
-        loss, accuracy = (metrics.loss, metrics.accuracy) if metrics else (0.0, 0.0)
+        loss, accuracy = (metrics.loss, metrics.accuracy or 0.0) if metrics else (0.0, 0.0)
         statistics = AggregateStatistics(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
         return cls(terms, contribution, statistics, at_bounds, report, rounding)
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from securefda.errors import ConfigError
+from securefda.task_metric import ACCURACY, METRICS, TaskMetric
 from securefda.tasks.inputs import (
     Inputs,
     RowsOnDisk,
@@ -123,6 +124,7 @@ class TaskSettings:
         data_dir: folder of this site's data files; None where the data is bundled.
         options: the task's own settings, kebab-case.
         labelled_target: whether the target's training rows have labels. If False, its files need not hold any.
+        metric: name of the metric that is chosen in place of the task's own; empty for that.
 
     Raises:
         ConfigError: no target, no source, or one site named twice.
@@ -134,6 +136,7 @@ class TaskSettings:
     data_dir: Path | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     labelled_target: bool = True
+    metric: str = ""
 
     def __post_init__(self) -> None:
         if not self.target:
@@ -197,6 +200,10 @@ class Task(ABC):
     Set ``sums_only`` to True if the model's outputs are constants, and the rule ``analytic`` is to fit the mean of
     :meth:`head_targets` over the sources' rows to them, without a ridge: a run of it gives statistics, and no model.
 
+    ``metric`` names the one of its metrics that chooses the best model, ends a run early, and says whether the
+    federation helped, unless the federation's ``task.metric`` names another. It is one of
+    `securefda.task_metric.METRICS` or of ``own_metrics``, in which a task declares metrics of its own.
+
     Set ``public_rows`` to True if all rows are public and the seed assigns them to the sites. `securefda budget advise`
     then tries settings on the rows that other seeds assign.
     """
@@ -204,9 +211,26 @@ class Task(ABC):
     separate_rows: bool = False
     public_rows: bool = False
     sums_only: bool = False
+    metric: str = ACCURACY.name
+    own_metrics: tuple[TaskMetric, ...] = ()
 
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
+
+    @property
+    def chosen_metric(self) -> TaskMetric:
+        """The metric that ``task.metric`` of the federation names, or else the task's own ``metric``.
+
+        Raises:
+            ConfigError: no metric of this name is declared.
+        """
+        name, declared = self.settings.metric or self.metric, {**METRICS, **{one.name: one for one in self.own_metrics}}
+        if name not in declared:
+            near = get_close_matches(name, declared, n=1)
+            hint = f"did you mean {near[0]}?" if near else "a task declares metrics of its own as own_metrics"
+            why = f"{name!r} is no metric that securefda or task {type(self).__name__} declares"
+            raise ConfigError("task.metric", why, hint=hint)
+        return declared[name]
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -253,11 +277,15 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, outputs: Inputs, labels: Tensor) -> dict[str, float]:
-        """Return named metrics in [0, 1] over all rows given; ``accuracy`` must be among them."""
+        """Return metrics by name over all rows given, each one number; NaN where these rows do not define it.
+
+        :attr:`chosen_metric` must be among them. ``accuracy`` need not; it lies in [0, 1], as every metric that is
+        printed in percent. :mod:`securefda.tasks.metric_functions` has the usual ones.
+        """
 
     def row_accuracies(self, outputs: Inputs, labels: Tensor) -> Tensor:
-        """Return the accuracy of each row by itself, (n,); where :meth:`metrics` returns their mean, two models can be
-        compared row by row.
+        """Return the accuracy of each row by itself, (n,); where :meth:`metrics` returns their mean as
+        ``accuracy``, two models can be compared row by row.
 
         The default calls ``metrics`` with one row at a time. Override it if there is a quicker way.
         """
@@ -383,12 +411,14 @@ def load_task(factory: str, settings: TaskSettings) -> Task:
     """Import ``factory`` ("package.module:Class") and build the task.
 
     Raises:
-        ConfigError: as of :func:`task_class`, or the task refuses its options.
+        ConfigError: as of :func:`task_class` and of `Task.chosen_metric`, or the task refuses its options.
         DataError: the task finds a data file missing or corrupt, or its constructor fails.
     """
     task_type = task_class(factory)
     with task_code(task_type, "its constructor"):
-        return task_type(settings)
+        task = task_type(settings)
+        _ = task.chosen_metric
+        return task
 
 
 def task_class(factory: str) -> type[Task]:

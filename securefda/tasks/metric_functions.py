@@ -15,11 +15,11 @@ _CALIBRATION_BINS = 15
 
 
 def class_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return what the rows define of the metrics of a classifier, by name.
+    """Return the metrics of a classifier, by name.
 
     Accuracy, balanced accuracy, AUROC, F1, expected calibration error and Brier score; of two classes also sensitivity
-    and specificity, of which class 1 is the positive one, as of F1. With rows of one class only there is no AUROC, and
-    no sensitivity or no specificity.
+    and specificity, of which class 1 is the positive one, as of F1. With rows of one class only AUROC is NaN, and so is
+    sensitivity or specificity.
 
     Args:
         outputs: logits, ``(n, C)``, C at least 2, n at least 1.
@@ -38,7 +38,7 @@ def class_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
     }
     if len(table) == 2:
         metrics["sensitivity"], metrics["specificity"] = sensitivity(table), specificity(table)
-    return {name: value for name, value in metrics.items() if not math.isnan(value)}
+    return metrics
 
 
 def confusion_matrix(predicted: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -157,9 +157,8 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def number_metrics(outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return MAE, RMSE and, unless all labels are equal, R², by name; arguments as of `mae`."""
-    metrics = {"rmse": rmse(outputs, labels), "mae": mae(outputs, labels), "r2": r2(outputs, labels)}
-    return {name: value for name, value in metrics.items() if not math.isnan(value)}
+    """Return RMSE, MAE and R², by name; arguments as of `r2`."""
+    return {"rmse": rmse(outputs, labels), "mae": mae(outputs, labels), "r2": r2(outputs, labels)}
 
 
 def mae(outputs: Tensor, labels: Tensor) -> float:

@@ -91,6 +91,7 @@ class StandIn(Task):
             inner = TaskSettings(settings.target, settings.sources, settings.seed, settings.data_dir, own)
         self._task = load_task(self.options.factory, inner)
         self.separate_rows = self._task.separate_rows
+        self.metric, self.own_metrics = self._task.metric, self._task.own_metrics
 
     def model(self) -> nn.Module:
         """Return the task's model."""

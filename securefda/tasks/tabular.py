@@ -303,8 +303,8 @@ class Tabular(Task):
     label is always one to train on; one with a label may be held out.
 
     Of classes the metrics are those of :func:`securefda.tasks.metric_functions.class_metrics`. Of a number they are
-    ``rmse``, ``mae`` and ``r2`` in its own unit, and ``accuracy``, the share of rows within ``tolerance``. Of a time
-    there is ``concordance``.
+    ``rmse``, which comes first, ``mae`` and ``r2`` in its own unit, and ``accuracy``, the share of rows within
+    ``tolerance``. Of a time there is ``concordance`` alone.
 
     For a time the model puts out the logarithm of a row's hazard beside the public one, and the analytic rule fits what
     happened until the horizon minus what was expected: the martingale residual of a model without features.
@@ -320,6 +320,8 @@ class Tabular(Task):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         self.options = parse_options(settings.options)
+        if not self.options.label.classes:
+            self.metric = "concordance" if self.options.label.event else "rmse"
         self._at_target, self._at_sources = HeldOut.of(settings)
         self._tables: dict[str, Table] = {}
 
@@ -369,11 +371,11 @@ class Tabular(Task):
         return nn.functional.mse_loss(outputs, labels, reduction="none").mean(dim=1)
 
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the metrics of classes, of a number or of a time; what the rows do not define is left out."""
+        """Return the metrics of classes, of a number or of a time, by name."""
         label = self.options.label
         if label.event:
             index = concordance(outputs[:, 0], labels[:, 0], labels[:, 1])
-            return {"accuracy": index, "concordance": index}
+            return {"concordance": index}
         if not label.classes:
             predicted, true = ((each.double() * (label.scale or 1)) for each in (outputs, labels))
             near = (predicted - true).abs() <= (label.tolerance or 0)

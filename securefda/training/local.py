@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from securefda.errors import DataError, TrainingError
 from securefda.protocol.encoding import Vector
+from securefda.task_metric import ACCURACY, TaskMetric, metric_of
 from securefda.tasks import Inputs, Samples, Task, task_code
 from securefda.tasks.inputs import batched, in_memory, joined, map_tensors, moved, named_tensors, take, with_tensors
-from securefda.text import counted
+from securefda.text import counted, names
 from securefda.training.batch_norm import settings_for_model
 from securefda.training.device import choose_device
 from securefda.training.optimizers import Optimizer, new_optimizer
@@ -32,6 +33,9 @@ FEWEST_TARGET_STEPS = 2
 """A target needs two steps in a round, since auto-beta estimates the variance between steps."""
 
 _EVALUATION_ROWS = 1024
+_MOST_KEPT_OUTPUTS = 1 << 20
+"""Outputs of more numbers are not kept for an interval: those of ten evaluations would take 40 MiB."""
+
 _DATA_HINT = "lower training.learning-rate, or look at the site's data"
 _MORE_STEPS = "lower batch-size or raise epochs in the site's training settings"
 
@@ -54,7 +58,7 @@ class LocalResult:
         samples: number of rows trained on (n of the rules), counted once whatever the epochs.
         loss: mean loss per row over the round; None with DP-SGD, which releases noisy gradients and nothing else.
         accuracy: over the rows of the last epoch, each predicted before the step that used it; in [0, 1]. None with
-            DP-SGD.
+            DP-SGD, and for a task whose metrics have none.
         learning_rate: the effective one.
         epsilon: spent ε of the data set after this round, over all its rounds; None without DP-SGD.
         confident: number of rows whose pseudo-label counted; None where labels are given.
@@ -81,14 +85,17 @@ class LocalResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A model's mean loss and its task's metrics over ``samples`` rows.
+    """A model's mean loss and its task's metrics over ``samples`` rows, as far as these rows define them.
 
-    ``by_row`` returns the accuracy of each row, (n,) float32; None if the task's accuracy is not their mean.
+    ``metric`` is the chosen one. ``by_row`` returns what two models are compared by, row by row, float32: the accuracy
+    of each row, (n,), if it is chosen; else the number of outputs of a row, k, and all outputs, (1 + n * k,). None if
+    the accuracy is not the mean over rows, or there are too many outputs to keep.
     """
 
     loss: float
     metrics: dict[str, float]
     samples: int
+    metric: TaskMetric = ACCURACY
     by_row: Callable[[], Vector | None] = field(default=lambda: None, compare=False, repr=False)
 
 
@@ -161,7 +168,7 @@ def train_local(
 
     Raises:
         TrainingError: there are too few steps; a loss or the update is NaN or infinite; ``received`` has another
-            length; or the metrics lack an accuracy in [0, 1].
+            length; or the metrics are unfit, as of :func:`checked_metrics`.
         DataError: the task's own code, or torch on its behalf, fails.
     """
     settings = settings_for_model(settings, model)
@@ -255,7 +262,7 @@ def evaluate(task: Task, model: nn.Module, data: Samples) -> Evaluation:
     """Return loss and metrics of ``model``, with its present parameters and on its device, over all rows of ``data``.
 
     Raises:
-        TrainingError: the task's metrics lack ``accuracy``.
+        TrainingError: as of :func:`checked_metrics`.
         DataError: the task's own code, or torch on its behalf, fails.
     """
     return evaluation_of(task, outputs_of(task, model, data.features), data.labels)
@@ -265,14 +272,25 @@ def evaluation_of(task: Task, outputs: Inputs, labels: Tensor) -> Evaluation:
     """Return loss and metrics of a model's outputs for rows with these labels.
 
     Raises:
-        TrainingError: the task's metrics lack ``accuracy``.
+        TrainingError: as of :func:`checked_metrics`.
         DataError: the task's own code fails.
     """
     with torch.no_grad(), task_code(type(task), "evaluation"):
         loss = float(task.loss(outputs, labels))
         metrics = task.metrics(outputs, labels)
-    accuracy = accuracy_in(metrics, task)
-    return Evaluation(loss, metrics, len(labels), partial(_row_accuracies, task, outputs, labels, accuracy))
+    metrics, metric = checked_metrics(metrics, task), task.chosen_metric
+    by_row = partial(_row_accuracies, task, outputs, labels, metrics.get(ACCURACY.name, math.nan))
+    if metric.name != ACCURACY.name:
+        by_row = partial(_kept_outputs, outputs)
+    return Evaluation(loss, metrics, len(labels), metric, by_row)
+
+
+def _kept_outputs(outputs: Inputs) -> Vector | None:
+    if not isinstance(outputs, Tensor) or outputs.ndim > 2 or outputs.numel() > _MOST_KEPT_OUTPUTS:
+        return None
+    width = torch.tensor([outputs[0].numel()])
+    kept: Vector = torch.cat([width, outputs.flatten()]).float().numpy()
+    return kept
 
 
 def _row_accuracies(task: Task, outputs: Inputs, labels: Tensor, accuracy: float) -> Vector | None:
@@ -298,27 +316,34 @@ def outputs_of(task: Task, model: nn.Module, features: Inputs) -> Inputs:
         return joined([in_memory(model(in_memory(rows, device))) for rows in batched(features, _EVALUATION_ROWS)])
 
 
-def accuracy_in(metrics: dict[str, float], task: Task) -> float:
-    """Return the accuracy among the metrics of a task.
+def checked_metrics(metrics: dict[str, float], task: Task) -> dict[str, float]:
+    """Return a task's metrics without those that its rows do not define, or that are infinite.
 
     Raises:
-        TrainingError: the metrics are no mapping, or hold no accuracy, or one that is no number from 0 to 1.
+        TrainingError: the metrics are no mapping, or lack the chosen one; or one is not one number, or outside [0, 1]
+            although it is printed in percent.
     """
     name = type(task).__name__
     given: object = metrics
     if not isinstance(given, Mapping):
         hint = "metrics() returns a dictionary of numbers"
         raise TrainingError(f"task {name}: its metrics are of type {type(given).__name__}", hint=hint)
-    if "accuracy" not in given:
-        raise TrainingError(f"task {name}: its metrics lack accuracy", hint="add it to metrics()")
-    try:
-        accuracy = float(given["accuracy"])
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
-        fault = f"of type {type(given['accuracy']).__name__}, not one number"
-        raise TrainingError(f"task {name}: its accuracy is {fault}", hint="it must lie in [0, 1]") from None
-    if not 0 <= accuracy <= 1:
-        raise TrainingError(f"task {name}: its accuracy is {accuracy:g}", hint="it must lie in [0, 1]")
-    return accuracy
+    if (chosen := task.chosen_metric.name) not in given:
+        other = f", or choose one of {names(list(map(str, given)), 5)} as task.metric" if given else ""
+        raise TrainingError(f"task {name}: its metrics lack {chosen}", hint=f"add it to metrics(){other}")
+    own, numbers = {metric.name: metric for metric in task.own_metrics}, dict[str, float]()
+    for key, value in given.items():
+        metric = own.get(key) or metric_of(key)
+        bound = "it must lie in [0, 1]" if metric.percent else "metrics() returns one number for each name"
+        try:
+            numbers[key] = float(value)
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
+            fault = f"of type {type(value).__name__}, not one number"
+            raise TrainingError(f"task {name}: its {metric.title} is {fault}", hint=bound) from None
+        has_none = math.isnan(numbers[key]) and metric != ACCURACY  # of which all rows have one
+        if metric.percent and not (0 <= numbers[key] <= 1 or has_none):
+            raise TrainingError(f"task {name}: its {metric.title} is {numbers[key]:g}", hint=bound)
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}
 
 
 class _RoundRecord:
@@ -355,9 +380,9 @@ class _RoundRecord:
         outputs, labels = zip(*self._outputs, strict=True)
         return in_memory(joined(outputs)), torch.cat(labels).cpu()
 
-    def accuracy(self, task: Task) -> float:
+    def accuracy(self, task: Task) -> float | None:
         outputs, labels = self._joined()
-        return accuracy_in(task.metrics(outputs, labels), task)
+        return checked_metrics(task.metrics(outputs, labels), task).get(ACCURACY.name)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

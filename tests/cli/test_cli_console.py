@@ -8,7 +8,7 @@ import pytest
 from stand_ins import Terminal
 
 from securefda.cli.console import BarReporter, LineReporter, ProgressEstimate, console_reporter
-from securefda.operations.records import RoundLine
+from securefda.operations.records import ChosenMetric, RoundLine
 from securefda.text import first_of
 
 LINE: RoundLine = {
@@ -58,8 +58,20 @@ def test_the_best_round_is_named_once_it_is_not_the_last() -> None:
     progressed, shown = ProgressEstimate(), []
     for number, accuracy in ((1, 0.5), (2, 0.7), (3, 0.6)):
         shown.append(progressed.text({"round": number, "accuracy": accuracy, "status": "finished", "survivors": ["a"]}))
-    assert ["best" in text for text in shown] == [False, False, True]
-    assert "accuracy 0.600, best 0.700 in round 2, 1 source" in shown[-1]
+    assert ["highest" in text for text in shown] == [False, False, True]
+    assert "accuracy 0.600, highest on test rows 0.700 in round 2, 1 source" in shown[-1]  # they choose no best model
+
+
+def test_a_metric_of_which_lower_is_better_and_a_balanced_accuracy_are_named() -> None:
+    progressed, shown = ProgressEstimate(), []
+    metric: ChosenMetric = {"name": "rmse", "words": "RMSE", "better": "lower", "percent": False}
+    for number, rmse in ((1, 0.5), (2, 12.345), (3, 0.4), (4, 0.6)):
+        line: RoundLine = {"round": number, "metrics": {"rmse": rmse, "mae": 0.1}, "metric": metric}
+        shown.append(progressed.text(line))
+    assert "RMSE 12.35, lowest on test rows 0.500 in round 1" in shown[1]
+    assert "RMSE 0.600, lowest on test rows 0.400 in round 3" in shown[3]
+    metrics = {"accuracy": 0.76, "balanced_accuracy": 0.5}
+    assert "accuracy 0.760 (balanced 0.500)" in progressed.text({"round": 1, "accuracy": 0.76, "metrics": metrics})
 
 
 def test_where_rows_are_kept_for_it_they_say_which_round_is_best() -> None:
@@ -75,7 +87,9 @@ def test_where_rows_are_kept_for_it_they_say_which_round_is_best() -> None:
 def test_a_resumed_run_claims_a_best_of_the_rounds_that_it_showed() -> None:
     progressed = ProgressEstimate()
     progressed.text({**LINE, "round": 7, "accuracy": 0.8})
-    assert "best since round 7 0.800 in round 7" in progressed.text({**LINE, "round": 8, "accuracy": 0.7})
+    assert "highest on test rows since round 7 0.800 in round 7" in progressed.text(
+        {**LINE, "round": 8, "accuracy": 0.7}
+    )
 
 
 def test_a_pipe_gets_plain_lines_and_says_for_whom_the_start_waits() -> None:

@@ -516,5 +516,5 @@ def test_the_best_model_and_who_took_no_part_are_among_the_facts(tmp_path: Path)
     given = {"run_id": "ab" * 16, "task": "a:B", "strategy": {"rule": "fedavg"}, "visibility": {"source-1": "sum"}}
     run.write_summary(summarise(lines, **given, rounds_planned=2, status="finished", setting=setting))  # type: ignore[arg-type]
     text = page_of(tmp_path).text
-    assert re.search(r"Best model\s+of round 1, 75.0 % on the validation rows: best.safetensors", text)
+    assert re.search(r"Best model\s+of round 1, accuracy 75.0 % on the validation rows: best.safetensors", text)
     assert re.search(r"Took no part\s+gone", text)

@@ -404,6 +404,11 @@ UNFIT_CODE = {
     "a loss that is a number": ("def loss(self, o, l): return 0.5", "its loss cannot be differentiated"),
     "a loss that is NaN": ("def loss(self, o, l): return o.mean() * float('nan')", "its loss over 4 rows is nan"),
     "no accuracy": ("def metrics(self, o, l): return {'recall': 1.0}", "its metrics lack accuracy"),
+    "a chosen metric that is not there": ("metric = 'dice'", "its metrics lack dice"),
+    "a chosen metric that is not declared": (
+        "metric = 'rocauc'",
+        "task.metric: 'rocauc' is no metric that securefda or task Unfit declares",
+    ),
     "a model that is no module": ("def model(self): return 3", "task Unfit: its model is of type int"),
     "a model of another size each time": (
         "def model(self): return nn.Linear(2, 2 + next(sizes))",

@@ -55,7 +55,7 @@ def test_a_running_run_has_its_figures_charts_and_phases(target: Site) -> None:
     assert shown.tiles() == {
         "round of 12": "3",
         "target accuracy": "53.0 %",
-        "best accuracy": "53.0 %",
+        "highest accuracy on test rows": "53.0 %",
         "target loss": "1.700",
         "mean β": "0.30",
         "of 3 sources in the last round": "3",

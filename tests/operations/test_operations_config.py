@@ -58,7 +58,7 @@ BAD = [
     ("[metrics]\nport = '0.0.0.0:9464'", "metrics.port", "whole number", ""),
     ("[metrics]\nport = -1", "metrics.port", "at least 0", ""),
     ("[metrics]\nport = 65536", "metrics.port", "65535", ""),
-    ("[metric]\nport = 1", "metric", "unknown key", "known tables"),
+    ("[gauges]\nport = 1", "gauges", "unknown key", "known tables"),
 ]
 BAD_FOR_ALL_SITES = [
     ("[logging]\nfile = '/var/log/a.log'", "logging.file", "one file for all sites", "relative to the run folder"),

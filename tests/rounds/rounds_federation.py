@@ -324,6 +324,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             alone=TargetAlone(
                 lambda: trainer_of(self.n, TARGET, norm=self.norm),
                 test_data,
+                trainer.task,
                 self.store,
                 strategy.warm_up,
                 strategy.lr_after_warm_up,

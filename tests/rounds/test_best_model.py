@@ -40,6 +40,8 @@ def test_the_best_model_is_chosen_by_rows_that_neither_train_nor_test(tmp_path: 
         "round": best["round"],
         "validation_accuracy": best["validation_accuracy"],
         "accuracy": best["accuracy"],
+        "validation_metrics": best["validation_metrics"],
+        "metrics": best["metrics"],
     }
 
 

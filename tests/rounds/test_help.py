@@ -46,7 +46,7 @@ def test_the_warm_started_target_is_trained_from_the_model_after_warm_up(tmp_pat
     summary, trainer, test = compared(played), trainer_of(3, TARGET), played.run.site.test_data
     model, first = warm_up.run.model, trainer.initial_model()
     accuracies = [line["accuracy"] for line in warm_up.watch.lines]  # of the four last rounds two are of the warm-up
-    rows = 2 * [warm_up.run.site.alone.run_rows(warm_up.run.run_id, 2)]
+    rows = list(warm_up.run.site.alone.run_rows(warm_up.run.run_id, 2))
     for number in (3, 4):
         model = model + trainer.train(model, number, 0.5, run_id=played.run.run_id).update
         accuracies.append(trainer.evaluate(model, test).metrics["accuracy"])
@@ -56,8 +56,9 @@ def test_the_warm_started_target_is_trained_from_the_model_after_warm_up(tmp_pat
     assert (found["accuracy"], found["final"], found["rounds"]) == (np.mean(accuracies), accuracies[-1], 2)
     assert found["help"]["difference"] == pytest.approx((summary.target_accuracy or 0) - np.mean(accuracies), abs=1e-6)
     assert found["help"]["test_rows"] == len(test)
-    known = played.run.site.alone.train_warm(played.run.run_id, [3, 4], accuracies[:2])[1]
-    np.testing.assert_allclose(known, np.mean(rows, axis=0))
+    before = [{"accuracy": accuracy} for accuracy in accuracies[:2]]
+    known = played.run.site.alone.train_warm(played.run.run_id, [3, 4], before)[1]
+    np.testing.assert_array_equal(known, rows)
     for number in range(1, 5):
         first = first + trainer.train(first, number, 1.0, run_id=played.run.run_id).update
     assert summary.target_only is not None
@@ -267,7 +268,8 @@ def test_a_whole_run_shows_it_everywhere(tmp_path: Path) -> None:
     assert summary.warm_target["help"]["test_rows"] == 500
     last = run_text(summary, tmp_path).splitlines()[-1]
     assert last == help_text(summary.as_json())
-    assert last.startswith(f"accuracy {100 * (summary.target_accuracy or 0):.1f} %: ")
+    balanced = 100 * summary.target_metrics["balanced_accuracy"]
+    assert last.startswith(f"accuracy {100 * (summary.target_accuracy or 0):.1f} %, balanced {balanced:.1f} %: ")
     page = unescape(write_report(tmp_path).read_text())
     assert f"{last[0].upper()}{last[1:]}." in page
     assert "The sources' share of each step" in page

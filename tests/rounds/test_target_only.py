@@ -36,6 +36,7 @@ def test_it_is_what_a_run_of_target_only_comes_to(tmp_path: Path) -> None:
     assert alone.target_only is None
     found = dict(summary.target_only or {})
     helped = found.pop("help")
+    assert found.pop("metrics") == alone.target_metrics
     assert found == {"accuracy": alone.target_accuracy, "final": alone.final_accuracy, "rounds": 2}
     difference = (summary.target_accuracy or 0) - (alone.target_accuracy or 0)
     assert helped["difference"] == pytest.approx(difference, abs=1e-6)
@@ -100,11 +101,11 @@ def fails() -> SiteTrainer:
 def test_a_process_that_starts_again_does_not_train_again(tmp_path: Path) -> None:
     task = load_task("securefda.tasks.digits:Digits", TaskSettings("target", ("source-1",)))
     rows, memory = task.train_data("target"), Kept()
-    trains = TargetAlone(lambda: SiteTrainer(task, "target", rows, TrainingSettings(), 0), rows, memory)
+    trains = TargetAlone(lambda: SiteTrainer(task, "target", rows, TrainingSettings(), 0), rows, task, memory)
     (found, by_row), trained = trains.train("ab", [1, 2]), trains.train("ab", [1, 2, 3])[0]
     assert found["rounds"] == 2
     assert trained["rounds"] == 3  # of another number of rounds it is no answer
-    again, rows_again = TargetAlone(fails, rows, memory).train("ab", [1, 2, 3])
+    again, rows_again = TargetAlone(fails, rows, task, memory).train("ab", [1, 2, 3])
     assert again == trained
     assert by_row is not None
     assert rows_again is not None
@@ -114,8 +115,8 @@ def test_a_process_that_starts_again_does_not_train_again(tmp_path: Path) -> Non
 
 def test_where_it_fails_the_run_is_as_it_was_and_a_note_says_why(tmp_path: Path) -> None:
     summary, notes = play(tmp_path, "strategy.compare-target-only=false"), Notes()
-    rows = load_task("securefda.tasks.digits:Digits", TaskSettings("target", ("source-1",))).test_data("target")
-    alone = TargetAlone(fails, rows, Kept())
+    task = load_task("securefda.tasks.digits:Digits", TaskSettings("target", ("source-1",)))
+    alone = TargetAlone(fails, task.test_data("target"), task, Kept())
     assert with_comparison(summary, alone, read_run(tmp_path).rounds, notes) == summary
     assert notes.notes[-1] == "no comparison with the target alone: target: the loss is NaN"
 
@@ -124,7 +125,7 @@ def test_without_the_model_after_warm_up_a_note_says_so(tmp_path: Path) -> None:
     """Of a run that began under an earlier release, say."""
     task = load_task("securefda.tasks.digits:Digits", TaskSettings("target", ("source-1",)))
     rows, notes = task.train_data("target"), Notes()
-    alone = TargetAlone(lambda: SiteTrainer(task, "target", rows, TrainingSettings(), 0), rows, Kept(), warm_up=1)
+    alone = TargetAlone(lambda: SiteTrainer(task, "target", rows, TrainingSettings(), 0), rows, task, Kept(), warm_up=1)
     summary = play(tmp_path, "strategy.compare-target-only=false")
     compared = with_comparison(summary, alone, read_run(tmp_path).rounds, notes)
     assert (compared.target_only is None, compared.warm_target) == (False, None)

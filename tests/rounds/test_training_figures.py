@@ -15,7 +15,7 @@ from rounds_liars import ACCURACY, LOSS, Liar
 from securefda.aggregator.headers import expected_header
 from securefda.errors import PolicyRefusal, TrainingError
 from securefda.protocol.messages import Advertise, Header, Join, Parcel, Refusal, Update, Visibility
-from securefda.protocol.weighed_contribution import metrics_of
+from securefda.protocol.weighed_contribution import Metrics, metrics_of
 from securefda.samples import sample
 from securefda.site.config import NoiseSection, load_federation
 from securefda.site.policy import MetadataPolicy
@@ -230,15 +230,15 @@ def test_figures_that_were_promised_and_are_not_there_end_the_source_and_no_zero
     assert federation.watch.statuses == ["finished"]
 
 
-@pytest.mark.parametrize("missing", ["loss", "accuracy"])
-def test_one_missing_figure_is_as_good_as_none(build: Build, missing: str) -> None:
+def test_a_loss_that_is_missing_is_refused_and_a_task_without_accuracy_is_not(build: Build) -> None:
     federation = build(n=4)
     header = until(federation.open(), ME, Header).message.body
     assert isinstance(header, Header)
-    result = replace(_result(federation), **{missing: None})
-    with pytest.raises(TrainingError, match="no loss or no accuracy"):
-        metrics_of(header, result.loss, result.accuracy)
-    assert metrics_of(replace(header, metrics=False), result.loss, result.accuracy) is None
+    result = _result(federation)
+    with pytest.raises(TrainingError, match="gave no loss"):
+        metrics_of(header, None, result.accuracy)
+    assert metrics_of(header, 0.5, None) == Metrics(0.5, None)
+    assert metrics_of(replace(header, metrics=False), None, result.accuracy) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0])

@@ -65,12 +65,16 @@ def calibration_error(sure: np.ndarray, truth: np.ndarray) -> float:
     return error
 
 
-def test_a_metric_that_rows_of_one_class_do_not_define_is_left_out() -> None:
+def defined(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}
+
+
+def test_a_metric_that_rows_of_one_class_do_not_define_is_none() -> None:
     outputs, none, all_of_it = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.zeros(2).long(), torch.ones(2).long()
-    assert set(METRICS) >= set(ours.class_metrics(outputs, none)) == {
+    assert set(METRICS) >= set(defined(ours.class_metrics(outputs, none))) == {
         "accuracy", "balanced_accuracy", "f1", "expected_calibration_error", "brier", "specificity"
     }  # fmt: skip
-    found = ours.class_metrics(outputs, all_of_it)
+    found = defined(ours.class_metrics(outputs, all_of_it))
     assert (found["balanced_accuracy"], found["sensitivity"], "specificity" in found) == (0.5, 0.5, False)
     table = ours.confusion_matrix(none, none, 2)
     assert math.isnan(ours.sensitivity(table))
@@ -88,7 +92,7 @@ def test_a_class_that_no_row_has_counts_in_no_mean() -> None:
 
 
 def test_outputs_of_a_model_that_diverged_have_metrics() -> None:
-    found = ours.class_metrics(torch.tensor([[math.nan, 1.0], [math.inf, 0.0]]), torch.tensor([0, 1]))
+    found = defined(ours.class_metrics(torch.tensor([[math.nan, 1.0], [math.inf, 0.0]]), torch.tensor([0, 1])))
     assert found["accuracy"] == 0.5
     assert "brier" not in found
 
@@ -114,7 +118,7 @@ def test_metrics_of_numbers_are_those_of_scikit_learn(width: int) -> None:
         },
         rel=1e-9,
     )
-    assert set(ours.number_metrics(torch.ones(2, 1), torch.zeros(2, 1))) == {"rmse", "mae"}
+    assert set(defined(ours.number_metrics(torch.ones(2, 1), torch.zeros(2, 1)))) == {"rmse", "mae"}
 
 
 def test_dice_is_the_mean_over_rows_and_two_empty_masks_agree() -> None:

@@ -132,7 +132,8 @@ class TestWhatAFileBecomes:
         assert task.predictions(torch.tensor([[1.0], [-1.0]])) == [{"tage": 12.0}, {"tage": 2.0}]
         outputs = torch.tensor([[1.0], [1.4], [1.5]])
         metrics = {"rmse": (41 / 12) ** 0.5, "mae": 1.5, "accuracy": 2 / 3}  # R² of labels that do not vary is none
-        assert task.metrics(outputs, torch.ones(3, 1)) == pytest.approx(metrics)
+        assert task.metrics(outputs, torch.ones(3, 1)) == pytest.approx(metrics | {"r2": np.nan}, nan_ok=True)
+        assert task.chosen_metric.name == "rmse"
         assert float(task.loss(outputs, torch.ones(3, 1))) == pytest.approx((0.16 + 0.25) / 3)
 
     def test_classes_are_predicted_by_name(self, tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ class TestWhatAFileBecomes:
         found = task.metrics(outputs, labels)
         assert [found[name] for name in ("accuracy", "balanced_accuracy", "auroc")] == [0.9, 0.5, 0.5]
         assert (found["sensitivity"], found["specificity"], found["f1"]) == (0, 1, 0)
-        assert "auroc" not in task.metrics(outputs[:9], labels[:9])  # of one class there is none
+        assert np.isnan(task.metrics(outputs[:9], labels[:9])["auroc"])  # of one class there is none
 
 
 TIMES: dict[str, Any] = changed(
@@ -178,11 +179,12 @@ class TestTimesToAnEvent:
         assert rate.grad is not None
         assert float(rate.grad.sum()) == pytest.approx(0, abs=1e-6)
 
-    def test_accuracy_is_the_concordance(self, tmp_path: Path) -> None:
+    def test_the_concordance_stands_in_for_an_accuracy(self, tmp_path: Path) -> None:
         labels = torch.tensor([[1.0, 1.0], [2.0, 0.0]])
         task = tabular(tmp_path, TIMES)
-        assert task.metrics(torch.tensor([[2.0], [1.0]]), labels) == {"accuracy": 1.0, "concordance": 1.0}
-        assert task.metrics(torch.tensor([[1.0], [2.0]]), labels) == {"accuracy": 0.0, "concordance": 0.0}
+        assert task.metrics(torch.tensor([[2.0], [1.0]]), labels) == {"concordance": 1.0}
+        assert task.metrics(torch.tensor([[1.0], [2.0]]), labels) == {"concordance": 0.0}
+        assert task.chosen_metric.name == "concordance"
 
     def test_predictions_are_relative_hazards(self, tmp_path: Path) -> None:
         assert tabular(tmp_path, TIMES).predictions(torch.tensor([[0.0], [LOG_2]])) == [

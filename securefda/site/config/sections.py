@@ -135,6 +135,11 @@ class TaskSection(Settings):
     data_dir: OptionalSettingsPath = None
     """Folder of the site's data files; empty if the task needs none."""
 
+    metric: str = ""
+    """Metric of the target, such as `"balanced_accuracy"`, `"auroc"` or `"rmse"`, that chooses the best model, ends a
+    run early (`strategy.patience`) and says whether the federation helped; empty for the task's own choice. No source
+    reads it."""
+
     options: Annotated[Mapping[str, Any], Field(strict=False)] = Field(default_factory=dict)
     """Options of the task, passed to it unchanged; the task checks them."""
 
@@ -639,8 +644,8 @@ class MetricsSection(Settings):
     the metrics: there is no TLS and no password. In a federation's file it concerns the target only."""
 
     results: bool = False
-    """Whether these metrics, which every user of the machine can read, include accuracy and loss on the target's test
-    rows, and the sources' share of the last step."""
+    """Whether these metrics, which every user of the machine can read, include the task's metrics and the loss on the
+    target's test rows, and the sources' share of the last step."""
 
     tensorboard: str = ""
     """Folder in which a target writes its rounds for TensorBoard (extra `tensorboard`), such as `"tensorboard"`; empty
@@ -648,7 +653,7 @@ class MetricsSection(Settings):
 
     mlflow: str = ""
     """MLflow tracking server or store to which a target writes its rounds (extra `mlflow`), such as
-    `"http://127.0.0.1:5000"`; empty for none. Anyone who can read it sees the accuracies."""
+    `"http://127.0.0.1:5000"`; empty for none. Anyone who can read it sees the metrics."""
 
 
 def strategy_of(section: StrategySection) -> Strategy:
