@@ -125,6 +125,10 @@ class TrainingError(SecureFdaError):
     exit_code = ExitCode.CONFIG
 
 
+class TrainingDiverged(TrainingError):
+    """Local training diverges: the loss or the update is NaN or infinite, or both grow beyond bounds in one round."""
+
+
 class ConnectionFailed(SecureFdaError):
     """The peer cannot be reached, or it hung up and did not come back."""
 

@@ -40,6 +40,7 @@ from securefda.site.policy.verdict import hint_for
 
 OWN_TROUBLE = {
     "TRAINING": "cannot train",
+    "DIVERGED": "reports that its training diverges",
     "STORAGE": "cannot write its state",
     "dp.target-epsilon": "has spent its privacy budget",
     "release.max-unfinished": "has seen too many rounds without a result",

@@ -39,7 +39,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, TensorDataset
 
-from securefda.errors import DataError, TrainingError
+from securefda.errors import DataError, TrainingDiverged, TrainingError
 from securefda.privacy.noise import NoiseSource, take_noise_from
 from securefda.privacy.planning import schedule_of
 from securefda.protocol.encoding import Vector
@@ -189,7 +189,9 @@ def train_private(
                     before.copy_(flat.values)
     update: Vector = flat.values.cpu().numpy() - received
     if not np.isfinite(update).all():
-        raise TrainingError(f"{site}: the update is not finite", hint="lower training.learning-rate")
+        raise TrainingDiverged(
+            f"{site}: training diverges: the update is not finite", hint="lower training.learning-rate"
+        )
     taken, variance = schedule.steps_per_round, 0.0
     if settings.dp.correct_projection:
         variance = settings.noise_variance(len(data), schedule.sampling_rate, taken)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from securefda.errors import ConfigError, FaultyAggregatorError, TrainingError
+from securefda.errors import ConfigError, FaultyAggregatorError, TrainingDiverged, TrainingError
 from securefda.protocol.encoding import (
     AggregateStatistics,
     ErrorUnits,
@@ -221,11 +221,11 @@ def aligned_update(header: Header, update: Vector, factor: float) -> Vector:
         factor: from :func:`alignment_of`.
 
     Raises:
-        TrainingError: the update itself holds NaN or infinity.
+        TrainingDiverged: the update itself holds NaN or infinity.
         FaultyAggregatorError: HEADER_TARGET, an update beyond float32.
     """
     if not np.all(np.isfinite(update)):
-        raise TrainingError("the update holds NaN or infinity", hint=_LOWER_RATE)
+        raise TrainingDiverged("training diverges: the update holds NaN or infinity", hint=_LOWER_RATE)
     if header.target is None or not header.rule.align:
         return update
     with np.errstate(over="ignore", invalid="ignore"):

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from securefda.audit.journal import site_ids
-from securefda.errors import FaultyAggregatorError
+from securefda.errors import FaultyAggregatorError, TrainingDiverged
 from securefda.operations.records import SiteLine
 from securefda.protocol import source_session as session_steps
 from securefda.protocol.encoding import vector_to_wire
@@ -64,6 +64,9 @@ from securefda.training.alignment import AlignmentRule, FeatureAlignment
 class AwaitingClearResult:
     """Visibility ``individual``: the update was sent in clear; the result is outstanding."""
 
+
+EXPLODED = 10.0
+"""A loss that grows so many times in a round, with an update beyond its clip, is no small clip: training diverges."""
 
 _STEP_OF_PHASE: dict[type, Step] = {
     session_steps.AwaitingKeyList: Step.ADVERTISE,
@@ -161,7 +164,8 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
 
     Raises:
         FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP, in this source's first round of the run; CLIPPED.
-        TrainingError: training failed, or the update is not finite.
+        TrainingDiverged: the update is not finite, or it is beyond its clip and the loss has grown with it.
+        TrainingError: training failed.
         PolicyRefusal: this site has too few rows for second moments.
     """
     header, terms = accepted.header.body, accepted.terms
@@ -219,13 +223,21 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
         alignment=1.0 if for_estimates is None else for_estimates,
         noise_variance=aligned_variance(header, result.noise_variance, factor),
     )
-    samples = result.samples
+    samples, growth = result.samples, result.loss_growth
     del result, update, update_and_pull  # frees vectors of the model's length before encoding and masking
     pending = WeighedContribution.clipped(
         terms, accepted.level, contribution, samples, rounding=rounding, metrics=metrics
     )
     # Before the first message of the session: nothing may depend on an update that is kept back.
-    require_few_at_the_clip(header, pending.at_bounds)
+    try:
+        require_few_at_the_clip(header, pending.at_bounds)
+    except FaultyAggregatorError as error:
+        if growth <= EXPLODED:
+            raise
+        raise TrainingDiverged(
+            f"training diverges: the loss grew {growth:.3g} times in the round, and the update is beyond its clip",
+            hint="lower training.learning-rate",
+        ) from error
     record["beta"], record["clipped"] = contribution.beta, sum(pending.at_bounds)
     session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
     report = pending.report.codes if pending.report else b""

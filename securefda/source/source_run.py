@@ -18,6 +18,7 @@ from securefda.errors import (
     PolicyRefusal,
     ProtocolError,
     SecureFdaError,
+    TrainingDiverged,
     TrainingError,
     without_frames,
 )
@@ -108,6 +109,8 @@ class Unable:
         """The key that the refusal gives to the aggregator."""
         if isinstance(self.error, BudgetExhausted):
             return "dp.target-epsilon"
+        if isinstance(self.error, TrainingDiverged):
+            return "DIVERGED"
         return "TRAINING" if isinstance(self.error, (TrainingError, ConfigError)) else "STORAGE"
 
 
@@ -183,6 +186,9 @@ class SourceRun:
                 case Broken(error):
                     answers = self._reject(parcel, error)
                 case Unable(error) as unable:
+                    body = parcel.message.body
+                    if isinstance(error, TrainingDiverged) and isinstance(body, Header):  # as where it is clipped
+                        self._site.store.keep_unfinished(body.run_id, body.round)
                     self._process.require_original()  # code of the task may have forked on the way here
                     self._leave(error)
                     answers = [self._refuse(parcel, unable.key)]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from securefda.errors import DataError, TrainingError
+from securefda.errors import DataError, TrainingDiverged, TrainingError
 from securefda.protocol.encoding import Vector
 from securefda.task_metric import ACCURACY, TaskMetric, metric_of
 from securefda.tasks import Inputs, Samples, Task, task_code
@@ -65,6 +65,7 @@ class LocalResult:
         pull: on the features of the target's rows, (T, d) float32; None under rules that do not compare features.
         noise_variance: variance of DP-SGD's noise in each coordinate of the update, if the site's settings correct the
             projection for it; else 0.
+        loss_growth: mean loss at the last step over that at the first; 1 where it was not looked at.
     """
 
     update: Vector
@@ -77,6 +78,7 @@ class LocalResult:
     confident: int | None = None
     pull: Vector | None = None
     noise_variance: float = 0.0
+    loss_growth: float = 1.0
 
     def __repr__(self) -> str:
         # The protocol hides the update, so it must not reach a log through a traceback either.
@@ -167,8 +169,9 @@ def train_local(
             with ``team`` or ``auxiliary``.
 
     Raises:
-        TrainingError: there are too few steps; a loss or the update is NaN or infinite; ``received`` has another
-            length; or the metrics are unfit, as of :func:`checked_metrics`.
+        TrainingDiverged: a loss or the update is NaN or infinite.
+        TrainingError: there are too few steps; ``received`` has another length; or the metrics are unfit, as of
+            :func:`checked_metrics`.
         DataError: the task's own code, or torch on its behalf, fails.
     """
     settings = settings_for_model(settings, model)
@@ -215,7 +218,9 @@ def train_local(
                     loss_value = mean_loss.item()
                     steps += 1
                     if not math.isfinite(loss_value):
-                        raise TrainingError(f"{site}: the loss is {loss_value} at step {steps}", hint=_DATA_HINT)
+                        raise TrainingDiverged(
+                            f"{site}: training diverges: the loss is {loss_value} at step {steps}", hint=_DATA_HINT
+                        )
                     if add_gradient is not None:
                         # After the loss was judged: a term of the rule is no reason to blame the data of the site.
                         add_gradient(flat.values, flat.gradient)
@@ -236,8 +241,12 @@ def train_local(
     if support is not None:
         support.hold_back(update)
     if not np.isfinite(update).all():
-        raise TrainingError(f"{site}: the update is not finite after step {steps}", hint=_DATA_HINT)
-    return LocalResult(update, steps, len(data), record.mean_loss, accuracy, settings.learning_rate)
+        raise TrainingDiverged(
+            f"{site}: training diverges: the update is not finite after step {steps}", hint=_DATA_HINT
+        )
+    return LocalResult(
+        update, steps, len(data), record.mean_loss, accuracy, settings.learning_rate, loss_growth=record.growth
+    )
 
 
 def require_steps(site: str, samples: int, settings: TrainingSettings, fewest: int = FEWEST_TARGET_STEPS) -> None:
@@ -352,16 +361,22 @@ class _RoundRecord:
     def __init__(self, samples: int) -> None:
         self._samples = samples
         self._loss_sum, self._rows = 0.0, 0
+        self._first = self._last = 0.0
         self._outputs: list[tuple[Inputs, Tensor]] = []
 
     @property
     def mean_loss(self) -> float:
         return self._loss_sum / self._rows
 
+    @property
+    def growth(self) -> float:
+        return self._last / self._first if self._first > 0 else 1.0
+
     def add(self, loss: float, rows: int, outputs: Iterable[tuple[Inputs, Tensor]]) -> None:
         """Add a step: its mean loss over ``rows``, and this process's pairs of outputs and labels, if any."""
         if self._rows % self._samples == 0:
             self._outputs.clear()  # a new epoch
+        self._first, self._last = loss if self._rows == 0 else self._first, loss
         self._loss_sum, self._rows = self._loss_sum + loss * rows, self._rows + rows
         self._outputs.extend(outputs)
 

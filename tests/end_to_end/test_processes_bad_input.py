@@ -94,8 +94,9 @@ def test_training_that_diverges_at_a_source_ends_that_source_with_a_word_to_the_
     source = federation.start("source-1", "training.optimizer=sgd", "training.learning-rate=1e30")
     aggregator = federation.start("target", f"aggregator.out={tmp_path}", "transport.join-deadline-s=600")
     assert_one_clear_line(source, ExitCode.CONFIG, "source-1", "nan", hint="learning")
-    assert_one_clear_line(aggregator, ExitCode.QUORUM, "missing: source-1", hint="source-1 cannot train (TRAINING)")
-    assert [line["refused"] for line in read_run(tmp_path).rounds] == [{"source-1": "TRAINING"}]
+    hint = "source-1 reports that its training diverges (DIVERGED)"
+    assert_one_clear_line(aggregator, ExitCode.QUORUM, "missing: source-1", hint=hint)
+    assert [line["refused"] for line in read_run(tmp_path).rounds] == [{"source-1": "DIVERGED"}]
 
 
 def test_a_message_that_is_too_large_names_the_setting(tmp_path: Path) -> None:

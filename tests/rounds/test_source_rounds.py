@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rounds_federation import TARGET, Federation, changed, reached_from, secrets_in, signer, site_id, until
 
-from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, TrainingError
+from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, TrainingDiverged, TrainingError
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -313,8 +313,22 @@ def test_training_that_diverges_ends_the_source_with_a_word(tmp_path: Path) -> N
     federation = Federation(tmp_path)
     federation.sources[ME] = federation.source(ME, optimizer="sgd", weight_decay=1e38)
     header = until(federation.open(), ME, Header)
-    assert answer_of(federation.sources[ME].handle(header)) == Refusal("TRAINING")
-    assert isinstance(federation.sources[ME].standing.failure, TrainingError)
+    assert answer_of(federation.sources[ME].handle(header)) == Refusal("DIVERGED")
+    failure = federation.sources[ME].standing.failure
+    assert isinstance(failure, TrainingDiverged)
+    assert "training diverges" in str(failure)
+    assert "training.learning-rate" in failure.hint
+
+
+def test_a_finite_loss_that_grows_with_an_update_beyond_its_clip_is_training_that_diverges(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, rule="source_only", settings={"clip": 1.0})
+    federation.sources[ME] = federation.source(ME, optimizer="sgd", learning_rate=100.0)
+    header = until(federation.open(), ME, Header)
+    assert answer_of(federation.sources[ME].handle(header)) == Refusal("DIVERGED")
+    failure = federation.sources[ME].standing.failure
+    assert isinstance(failure, TrainingDiverged)
+    assert "times in the round, and the update is beyond its clip" in str(failure)
+    assert failure.hint == "lower training.learning-rate"
 
 
 def test_more_rows_than_the_run_counts_up_to_end_the_source_with_a_word(tmp_path: Path) -> None:

@@ -189,14 +189,16 @@ def test_too_few_steps_at_the_target_are_refused_before_training():
 
 def test_loss_that_explodes_names_site_step_and_hint():
     settings = TrainingSettings(optimizer="sgd", learning_rate=1e30, batch_size=5, device="cpu")
-    with pytest.raises(TrainingError, match=r"^source-1: the loss is (nan|inf) at step [23]$") as caught:
+    with pytest.raises(
+        TrainingError, match=r"^source-1: training diverges: the loss is (nan|inf) at step [23]$"
+    ) as caught:
         train(settings=settings)
     assert "learning-rate" in caught.value.hint
 
 
 def test_update_that_explodes_in_the_last_step_is_refused():
     settings = TrainingSettings(optimizer="sgd", learning_rate=3e38, batch_size=20, device="cpu")
-    with pytest.raises(TrainingError, match=r"^source-1: the update is not finite after step 1$"):
+    with pytest.raises(TrainingError, match=r"^source-1: training diverges: the update is not finite after step 1$"):
         train(settings=settings, received=np.array([1e3, 0, 0, 0], np.float32))
 
 
