@@ -19,7 +19,7 @@ from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import REFUSED_HANDSHAKES, LostConnection
 from securefda.transport.delivery import Link
 from securefda.transport.dialer import Dialer, Endpoint, HungUp, UploadRefusedError
-from securefda.transport.event_queue import Left, Received
+from securefda.transport.event_queue import Joined, Left, Received
 from securefda.transport.limits import TransportSettings
 from securefda.transport.tls import Unreachable
 
@@ -32,6 +32,47 @@ SLOW = Conditions(bytes_per_s=100_000)
 def network(upstream: str, conditions: Conditions) -> BadNetwork:
     host, _, port = upstream.rpartition(":")
     return BadNetwork(("127.0.0.1", 0), (host, int(port)), conditions)
+
+
+@scenario
+async def test_two_sites_behind_one_address_are_told_apart() -> None:
+    sites = Sites()
+    async with sites.listening(SETTINGS) as (server, upstream):
+        with network(upstream, Conditions()) as router:
+            address = f"127.0.0.1:{router.port}"
+            async with (
+                sites.connected(1, address, SETTINGS) as first,
+                sites.connected(2, address, SETTINGS) as second,
+            ):
+                assert {(await next_event(server, Joined)).index for _ in range(2)} == {1, 2}
+                await first.send(note(1, 7))
+                assert (await next_event(server, Received)).index == 1
+                await server.send([(2, note(0, 8))])
+                assert number_of(await soon(second.receive())) == 8
+
+
+@scenario
+async def test_an_aggregator_at_an_ipv6_address_is_reached() -> None:
+    sites = Sites()
+    async with sites.listening(SETTINGS, "[::1]:0") as (server, address):
+        assert address.startswith("[::1]:")
+        async with sites.connected(1, address, SETTINGS):
+            await joined(server, 1)
+
+
+@scenario
+async def test_a_vector_far_beyond_the_largest_message_arrives() -> None:
+    sites, vector = Sites(), os.urandom(40 * SETTINGS.max_message_bytes)
+    async with (
+        sites.listening(SETTINGS) as (server, address),
+        sites.connected(1, address, SETTINGS) as channel,
+    ):
+        await joined(server, 1)
+        await server.send([(1, header(vector))])
+        assert bytes((await soon(channel.receive())).vectors[0]) == vector
+        server.expect_upload(1, len(vector))
+        await soon(channel.send(masked_input(1, vector)))
+        assert bytes((await next_event(server, Received)).parcel.vectors[0]) == vector
 
 
 @scenario
