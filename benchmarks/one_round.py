@@ -2,6 +2,7 @@
 
     python benchmarks/one_round.py --measure --data-dir DIR [--seeds N] [--data NAME ...]    measure, write the figures
     python benchmarks/one_round.py --weigh --data-dir DIR [--seeds N] [--data NAME ...]    the same for source weights
+    python benchmarks/one_round.py --align --data-dir DIR [--seeds N] [--data NAME ...]    the same for moved moments
     python benchmarks/one_round.py --balance --data-dir DIR [--seeds N]    the same for class weights
     python benchmarks/one_round.py --speed    the same for the time of a source and of the target
     python benchmarks/one_round.py    from one_round.json: print the tables
@@ -20,6 +21,7 @@ by one random matrix, to save time.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import subprocess
@@ -112,6 +114,7 @@ DATA: Mapping[str, Data] = {
 KINDS = ("no labels", "labels", "DP-SGD, no labels", "DP-SGD, labels")
 AT = {one: tuple(f"{kind}, ε = {one:g}" for kind in KINDS) for one in EPSILONS}
 DISTANCES, STRENGTHS = ("mean", "spread"), (1.0, 10.0, 100.0)
+ALIGNED = ("as they are", "mean", "mean and covariance")
 BALANCES = ("none", "balanced", "each row weighed at its source")
 SPEED = "1,280 features, 10 classes"
 WEIGHED, MOST_WIDTH = ("Fed-Heart, public scaling", "Amazon reviews, 100 labels", *tuple(DATA)[3:5]), 400
@@ -258,6 +261,65 @@ def weigh(
     return found
 
 
+def aligned(folder: Path, seeds: int, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each data set: what aligned moments gain at the first target and at the others."""
+    for name in names:
+        data = DATA[name]
+        if data.folder and not (folder / data.folder).is_dir():
+            continue
+        validation, *others = data.targets or data.sites
+        runs = {one: [align(data, one, seed, folder) for seed in range(seeds)] for one in (validation, *others)}
+        plain = {kind: fmean(run[kind, ALIGNED[0]] for one in others for run in runs[one]) for kind in KINDS[:2]}
+        found: dict[str, Any] = {"seeds": seeds, "validation": validation, "plain": plain}
+        for kind, how in itertools.product(KINDS[:2], ALIGNED[1:]):
+            gains = {one: [run[kind, how] - run[kind, ALIGNED[0]] for run in of] for one, of in runs.items()}
+            found[f"{kind}, {how}"] = {
+                "validation": fmean(gains[validation]),
+                "error": stdev(gains[validation]) / math.sqrt(seeds),
+                "others": {one: fmean(gains[one]) for one in others},
+            }
+        print(name, found, flush=True)
+        yield {"data": name, "alignment": found}
+
+
+def align(data: Data, target: str, seed: int, folder: Path) -> dict[tuple[str, str], float]:
+    """Return the metric in percent by kind and alignment, to the moments of all rows of the target, test rows too."""
+    task = task_of(data, target, seed, folder)
+    own = _rows(task, data, samples(task.train_data(target)))
+    test = samples(task.test_data(target))
+    inputs, _ = _rows(task, data, test)
+    parts = [
+        Moments.of(*_rows(task, data, samples(task.train_data(s))), bound=data.bound) for s in task.settings.sources
+    ]
+    sums = Moments(sum(p.gram for p in parts), sum(p.cross for p in parts), sum(p.rows for p in parts))
+    every = np.vstack([own[0], inputs])
+    like = Moments.of(every, np.zeros((len(every), 1)), bound=data.bound)
+    moved = sums.moved(like.gram[-1, :-1] / like.gram[-1, -1])
+    found = {}
+    for how, sources in zip(ALIGNED, (sums, moved, coral(moved, like)), strict=True):
+        for kind, labelled in zip(KINDS[:2], ((), own), strict=True):
+            head = fit_head(sources, *labelled, bound=data.bound)
+            outputs = torch.from_numpy(np.column_stack([inputs, np.ones(len(inputs))]) @ head.weights.T)
+            found[kind, how] = 100 * task.metrics(outputs, test.labels)[data.metric]
+    return found
+
+
+def coral(sources: Moments, like: Moments) -> Moments:
+    """Return the moments of rows of one mean as if their covariance were that of ``like`` (Sun, Feng, Saenko 2016).
+
+    As there, covariances have the mean variance of a feature added to their diagonals.
+    """
+    mean = like.gram[-1, :-1] / like.gram[-1, -1]
+    covariances = [one.gram[:-1, :-1] / one.gram[-1, -1] - np.outer(mean, mean) for one in (sources, like)]
+    added = float(np.trace(covariances[1])) / len(mean)
+    (narrow, first), (wide, second) = (np.linalg.eigh(one) for one in covariances)
+    whiten = (first / np.sqrt(np.maximum(narrow, 0) + added)) @ first.T
+    change = np.eye(len(mean) + 1)
+    change[:-1, :-1] = ((second * np.sqrt(np.maximum(wide, 0) + added)) @ second.T) @ whiten
+    change[:-1, -1] = mean - change[:-1, :-1] @ mean
+    return Moments(change @ sources.gram @ change.T, sources.cross @ change.T, sources.rows)
+
+
 def distances(rows: Matrix, of_target: Matrix) -> dict[str, float]:
     """Return how far a source's features, (n, d), lie from the target's by several measures.
 
@@ -389,6 +451,7 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         "round": times_table("part of a round | wall clock, s", speed["round"]),
         "accuracy": table(listed, COLUMNS[:3]),
         "source_weights": source_weights_table(row for row in listed if "source weights" in row),
+        "alignment": alignment_table(row for row in listed if "alignment" in row),
         "class_weights": class_weights_table(next(row["class weights"] for row in listed if "class weights" in row)),
         **{f"noise_{one:g}": table(listed, columns) for one, columns in AT.items()},
     }
@@ -416,6 +479,19 @@ def source_weights_table(rows: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def alignment_table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table in Markdown of what aligned moments gain at the first target of a data set, and at the others."""
+    lines = ["| data | kind | aligned | gain at the first target | other targets, plain | gain |", "|---" * 6 + "|"]
+    for row in rows:
+        of = row["alignment"]
+        for kind, how in itertools.product(KINDS[:2], ALIGNED[1:]):
+            one = of[f"{kind}, {how}"]
+            first = f"{one['validation']:+.1f} ± {one['error']:.1f}"
+            gain = f"{fmean(one['others'].values()):+.1f}"
+            lines.append(f"| {row['data']} | {kind} | {how} | {first} | {of['plain'][kind]:.1f} | {gain} |")
+    return "\n".join(lines)
+
+
 def class_weights_table(means: Mapping[str, Mapping[str, float]]) -> str:
     """Return a table in Markdown of what class weights do."""
     shown = ("accuracy", "balanced_accuracy", "auroc")
@@ -429,6 +505,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--weigh", action="store_true")
+    parser.add_argument("--align", action="store_true")
     parser.add_argument("--balance", action="store_true")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--data-dir", type=Path, default=Path())
@@ -438,6 +515,7 @@ def main() -> int:
     for study in (
         *[measured] * asked.measure,
         *[weighed] * asked.weigh,
+        *[aligned] * asked.align,
         *[balanced] * asked.balance,
         *[timed] * asked.speed,
     ):

@@ -316,9 +316,9 @@ class RunModel:
             except ValueError as error:
                 raise FaultySum(str(error)) from error
             current.source_share = fitted.sources_part
-            head, by_class = fitted.head, current.target.balanced
-            labelled = head.left_out is not None
-            self._reporter.note(head_text(head.source_weight, head.ridge, labelled=labelled, balanced=by_class))
+            head, fitter = fitted.head, current.target
+            how = {"labelled": head.left_out is not None, "balanced": fitter.balanced, "moved": fitter.moves_mean}
+            self._reporter.note(head_text(head.source_weight, head.ridge, **how))
             current.add_seconds("rule", self._site.clock() - began)
             return ModelChange(total, self._rounded(fitted.vector), server)
         of_the_sources = sources_length_of(current.plan, total, current.own, max_samples, sizes)

@@ -308,7 +308,9 @@ def _head_fitter(config: AggregatorConfig, trainer: SiteModel) -> HeadFitter:
     """What solves for the head from second moments. Raises ConfigError: the model or the labels are unfit."""
     require_frozen_features(trainer.module)
     require_right_targets(trainer)
-    fitter = HeadFitter(trainer, config.session.clip, config.strategy.class_weights == "balanced")
+    asked = config.strategy
+    moves = asked.align_moments == "mean"
+    fitter = HeadFitter(trainer, config.session.clip, asked.class_weights == "balanced", moves)
     if fitter.balanced:
         require_classes(trainer)
     return fitter

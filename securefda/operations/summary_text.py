@@ -278,13 +278,14 @@ def levels_text(visibility: Mapping[str, str]) -> str:
     return "; ".join(f"{level}: {first_of(sites, _NAMED)}" for level, sites in by_level.items())
 
 
-def head_text(source_weight: float, ridge: float, *, labelled: bool, balanced: bool) -> str:
-    """Say how the analytic rule fitted the head: the weight s of a source's row, lambda, and whether by class."""
+def head_text(source_weight: float, ridge: float, *, labelled: bool, balanced: bool, moved: bool) -> str:
+    """Say how the analytic rule fitted the head: the weight s of a source's row, lambda, and what else was done."""
     if not ridge:
         return "the outputs are the means over the sources' rows"
     how = f"(ridge {ridge:.3g}{', all classes count alike' if balanced else ''})"
     if not labelled:
-        return f"the head is fitted to the sources' moments {how}"
+        where = ", moved to the target's mean" if moved else ""
+        return f"the head is fitted to the sources' moments{where} {how}"
     return f"in the head a source's row weighs {source_weight:.3g} times one of the target's {how}"
 
 

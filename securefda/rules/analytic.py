@@ -141,6 +141,17 @@ class Moments:
         wanted = sums * weights[:, None]
         return Moments(_positive(*np.linalg.eigh(gram)), wanted - wanted.mean(axis=0), self.rows)
 
+    def moved(self, mean: Vector) -> Moments:
+        """Return the moments as if all rows were moved by one vector, such that their mean is ``mean``, ``(d,)``.
+
+        The mean is weighted by the squares of the rows' last numbers, which bounded rows have below 1.
+        """
+        count = float(self.gram[-1, -1])
+        by = np.append(mean - self.gram[-1, :-1] / count, 0.0)
+        crossed = np.outer(by, self.gram[-1])
+        gram = self.gram + crossed + crossed.T + count * np.outer(by, by)
+        return Moments(gram, self.cross + np.outer(self.cross[:, -1], by), self.rows)
+
     def scaled(self, *, back: bool = False) -> Moments:
         """Return the moments of rows as they are sent, or with ``back`` those of rows with the constant 1."""
         units, codes = _units(len(self.gram)), _CODES
@@ -225,6 +236,7 @@ def fit_head(
     *,
     bound: float,
     balanced: bool = False,
+    mean_of: npt.ArrayLike | None = None,
 ) -> Head:
     """Fit the head to the sources' moments and the target's rows.
 
@@ -235,13 +247,15 @@ def fit_head(
         bound: as of `Moments.of`.
         balanced: whether each class counts as if it had as many rows as any other, among the sources' as in
             `Moments.balanced`, and among the target's exactly; ``targets`` must be as there.
+        mean_of: rows of the target, with labels or without, ``(k, d)``, to whose mean the sources' rows are moved; None
+            leaves them.
 
     Raises:
         ValueError: an argument has a wrong shape or value, there is nothing to fit, or no head of finite numbers fits;
             the message starts with its name.
     """
     with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):  # what a lying source adds may be of any size
-        head = _fitted(sources, features, targets, bound=bound, balanced=balanced)
+        head = _fitted(sources, features, targets, bound=bound, balanced=balanced, mean_of=mean_of)
         if np.isfinite([head.source_weight, head.ridge, *head.weights.flat]).all() and head.ridge > 0:
             return head
     raise ValueError("sources: no head of finite numbers fits their moments")
@@ -254,11 +268,18 @@ def _fitted(
     *,
     bound: float,
     balanced: bool,
+    mean_of: npt.ArrayLike | None,
 ) -> Head:
     noise = 0.0
     if sources is not None:
         gram, noise = without_noise(sources.scaled().gram)
         sources = replace(sources.scaled(), gram=gram).scaled(back=True)
+        if mean_of is not None:
+            like, _, _ = bounded_rows(mean_of, np.zeros((len(np.asarray(mean_of)), 1)), bound=bound)
+            if like.shape[1] != len(sources.gram):
+                raise ValueError("mean_of: of another width than the sources'")
+            sums = like.T @ like[:, -1]
+            sources = sources.moved(sums[:-1] / sums[-1])
         sources = sources.balanced() if balanced else sources
     if features is None or targets is None:
         if sources is None or not np.trace(sources.gram) > 0:

@@ -84,11 +84,13 @@ class HeadFitter:
         site: the target's model and rows, with labels or without.
         bound: as of :meth:`securefda.rules.Moments.of`; the same at every site.
         balanced: whether all classes weigh the same, see :func:`securefda.rules.fit_head` and :func:`require_classes`.
+        moves_mean: whether the sources' rows are moved to the mean of the target's rows, where these have no labels.
     """
 
     site: SiteModel
     bound: float
     balanced: bool = False
+    moves_mean: bool = False
 
     def fit(self, vector: Vector, means: Vector64, rows: float) -> FittedHead:
         """Fit it to the sources' moments and the target's own rows.
@@ -109,7 +111,11 @@ class HeadFitter:
             mean = Head(constants, 1.0, 0.0)
             return FittedHead(_flat(mean), mean, 1.0)
         if isinstance(self.site.rows, Unlabelled):
-            fitted = fit_head(sources, bound=self.bound, balanced=self.balanced)
+            like = None
+            if self.moves_mean:
+                self.site.prepare_to_evaluate(vector)
+                like = extract_features(self.site.task, self.site.module, self.site.rows.features)
+            fitted = fit_head(sources, bound=self.bound, balanced=self.balanced, mean_of=like)
             return FittedHead(_flat(fitted), fitted, 1.0)
         features, targets = head_rows(self.site, vector)
         fitted, alone = (

@@ -355,6 +355,36 @@ def test_noise_at_the_target_and_counted_rows_are_refused() -> None:
     assert refused.value.key == "training.target.dp.noise-multiplier"
 
 
+def test_sources_are_moved_to_the_mean_of_a_target_without_labels_and_learn_nothing_more(tmp_path: Path) -> None:
+    runs = []
+    for moves in (False, True):
+        found = federation(tmp_path / str(moves))
+        site = found.run._site
+        site.trainer.rows = Unlabelled(site.trainer.rows.features + 1)
+        fitter = HeadFitter(site.trainer, found.settings.clip, moves_mean=moves)
+        found.run._model._site = replace(site, head_fitter=fitter)
+        found.open().go()
+        assert found.statuses == ["finished"]
+        runs.append(found)
+    left, moved = (found.run.model[:15].reshape(-1) for found in runs)
+    assert not np.allclose(left, moved, atol=1e-3)
+    headers = [next(message.body for *_, message in found.passed if is_header(message)) for found in runs]
+    assert headers[0].rule == headers[1].rule
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["training.target.labels=given"],
+        ["training.target.labels=none", "strategy.rule=source_only", "strategy.rounds=3"],
+    ],
+)
+def test_moments_move_only_to_a_target_without_labels_under_analytic(settings: list[str]) -> None:
+    with pytest.raises(ConfigError, match="applies only under analytic to a target without labels") as refused:
+        load_federation(sample("amazon_reviews"), ["strategy.align-moments=mean", *settings])
+    assert refused.value.key == "strategy.align-moments"
+
+
 def test_no_other_rule_weighs_classes() -> None:
     with pytest.raises(ConfigError, match="fedgp_auto does not fit a head by least squares") as refused:
         load_federation(sample("fed_heart"), ["strategy.rule=fedgp_auto", "strategy.class-weights=balanced"])

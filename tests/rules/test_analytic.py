@@ -157,6 +157,14 @@ def test_without_labels_the_sources_alone_make_the_head() -> None:
     assert sources_part(head, head) == 0.0
 
 
+def test_sources_moved_to_the_targets_mean_are_as_if_their_rows_had_been_moved() -> None:
+    features, codes = rows(11, 300)
+    shift = np.arange(1.0, D + 1) / 10
+    moved = fit_head(Moments.of(features, codes, bound=WIDE), bound=WIDE, mean_of=features[::-1] + shift)
+    expected = fit_head(Moments.of(features + shift, codes, bound=WIDE), bound=WIDE)
+    assert moved.weights == pytest.approx(expected.weights, abs=1e-9)
+
+
 @pytest.mark.parametrize("labels", [0, 20])
 def test_noise_on_the_moments_costs_little(labels: int) -> None:
     # Seed 17. Noise of a tenth of the mean eigenvalue, in a space where most directions matter little.
@@ -229,12 +237,12 @@ def test_whatever_the_sources_say_are_their_moments_the_head_is_finite_or_the_su
             Moments.from_means(means, width=2, outputs=2, rows=sent_rows)
         return
     sources, own = Moments.from_means(means, width=2, outputs=2, rows=sent_rows), ()
+    features, codes = rows(seed or 0, 6)
     if seed is not None:
-        features, codes = rows(seed, 6)
         own = features[:, :2], codes[:, :2]
     refused = ""
     try:
-        head = fit_head(sources, *own, bound=1.0)
+        head = fit_head(sources, *own, bound=1.0, mean_of=features[:, :2] if seed and seed % 2 else None)
     except ValueError as error:
         refused = str(error)
     if refused:
@@ -257,6 +265,10 @@ def test_whatever_the_sources_say_are_their_moments_the_head_is_finite_or_the_su
         (
             lambda: fit_head(Moments.of(*rows(1, 9), bound=1.0), np.ones((3, 2)), np.ones((3, 3)), bound=1.0),
             "features: of another width",
+        ),
+        (
+            lambda: fit_head(Moments.of(*rows(1, 9), bound=1.0), bound=1.0, mean_of=np.ones((3, 2))),
+            "mean_of: of another width",
         ),
     ],
 )

@@ -175,6 +175,11 @@ RULES = {
             "analytic",
             ("strategy.rounds=1", "training.target.labels=none"),
         ),
+        BenchRule(
+            "analytic_aligned",
+            "analytic",
+            ("strategy.rounds=1", "training.target.labels=none", "strategy.align-moments=mean"),
+        ),
         BenchRule("fedgp_no_filter", "fedgp", ("strategy.filter=false",)),
         BenchRule("fedgp_with_filter", "fedgp", ("strategy.filter=true",)),
         BenchRule("fedgp_auto_with_filter", "fedgp_auto", ("strategy.filter=true",)),

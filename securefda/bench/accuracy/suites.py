@@ -52,7 +52,7 @@ LABEL_FREE = (
 
 ON_FEATURES = (
     *("source_only", "target_only", "warm_target", "fedda_auto", "fedgp_auto"),
-    *("analytic", "analytic_unlabelled"),
+    *("analytic", "analytic_unlabelled", "analytic_aligned"),
 )
 """Rules for a linear head on features of a frozen encoder."""
 
@@ -64,6 +64,7 @@ IN_HOSPITALS = (
     "apfl",
     "analytic",
     "analytic_unlabelled",
+    "analytic_aligned",
 )
 """Rules for a linear model of a table, of classes and of times."""
 
@@ -208,6 +209,7 @@ SUITES = {
         plots=("columns",),
         bars=(
             AtLeast("analytic_unlabelled", 81.5),
+            AtLeast("analytic_aligned", 82.5),
             AtLeast("analytic", 82.5),
             AtLeast("analytic", 10.0, "target_only"),
         ),

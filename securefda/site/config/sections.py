@@ -186,6 +186,11 @@ class RuleSection(_DeclaredSettings, declared_by=RulePlan):
     classes more often. The target does it with the sums that it has: sources do not notice. Labels must be class
     numbers."""
 
+    align_moments: Literal["none", "mean"] = "none"
+    """Whether `analytic` moves the sources' rows, all by one vector, to the mean of a target's rows without labels. It
+    helps where rows look different at the target and classes are as frequent there as at the sources; elsewhere it
+    harms. The released model then depends on that mean."""
+
 
 class StrategySection(RuleSection, declared_by=Strategy):
     """The strategy that turns updates into the next model, as ``securefda.rules.strategy.Strategy``."""
@@ -722,6 +727,9 @@ def require_fit(
     if strategy.class_weights != "none" and not rule.adds_moments:
         why = f'is "{strategy.class_weights}", and {rule} does not fit a head by least squares'
         raise ConfigError("strategy.class-weights", why, hint=f'set it to "none", or strategy.rule = "{Rule.ANALYTIC}"')
+    if strategy.align_moments != "none" and not (rule.adds_moments and target.labels == "none"):
+        why = f'is "{strategy.align_moments}", and applies only under {Rule.ANALYTIC} to a target without labels'
+        raise ConfigError("strategy.align-moments", why, hint=f'set it to "none", or {table}.labels to "none"')
     _require_no_noise(rule, sides)
     for key, side in sides.items():
         if rule is Rule.FEDREP and not side.personal_layers:
