@@ -272,8 +272,9 @@ def _fitted(
 ) -> Head:
     noise = 0.0
     if sources is not None:
-        gram, noise = without_noise(sources.scaled().gram)
-        sources = replace(sources.scaled(), gram=gram).scaled(back=True)
+        sent = sources.scaled()
+        gram, noise = without_noise(sent.gram)
+        sources = replace(sent, gram=gram).scaled(back=True)
         if mean_of is not None:
             like, _, _ = bounded_rows(mean_of, np.zeros((len(np.asarray(mean_of)), 1)), bound=bound)
             if like.shape[1] != len(sources.gram):
@@ -337,7 +338,8 @@ class _Trial:
         inverse = 1.0 / (self.values + ratio)
         missing = self.wanted - self.turned @ (self.towards * inverse).T
         if self.alone is None:
-            lengths, axes = np.linalg.eigh((self.turned * inverse) @ self.turned.T)
+            shrunk_rows = self.turned * np.sqrt(inverse)
+            lengths, axes = np.linalg.eigh(shrunk_rows @ shrunk_rows.T)  # by symmetry half the work
         else:
             lengths, axes = self.alone[0] / ratio, self.alone[1]
         lengths, along, squares = np.maximum(lengths, 0.0), axes.T @ missing, np.square(axes)
