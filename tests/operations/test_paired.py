@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from securefda.operations.paired import paired_help
+from securefda.operations.paired import Z, bootstrap_help, paired_help
 
 
 def agresti_and_min(only_run: int, only_baseline: int, rows: int) -> tuple[float, float]:
@@ -66,3 +66,18 @@ def test_it_covers_the_truth_with_few_rows_too(rows: int, only_run: float, only_
     assert covered > 0.925
     narrow = np.mean([abs(one["difference"] - truth) <= ((one["high"] or 0) - (one["low"] or 0)) / 5 for one in found])
     assert narrow < 0.925  # companion: an interval of two fifths of the width does not
+
+
+def test_the_bootstrap_of_a_mean_has_the_width_of_its_standard_error_and_is_the_same_each_time() -> None:
+    rows = np.random.default_rng(3).normal(0.2, 1.0, 400)
+    found = bootstrap_help(lambda chosen: float(rows[chosen].mean()), len(rows))
+    assert found is not None
+    assert found["low"] is not None
+    assert (found["difference"], found["test_rows"]) == (pytest.approx(rows.mean()), 400)
+    assert found["difference"] - found["low"] == pytest.approx(Z * rows.std(ddof=1) / 20, rel=0.15)
+    assert found == bootstrap_help(lambda chosen: float(rows[chosen].mean()), len(rows))
+
+
+def test_rows_of_which_some_draw_defines_no_metric_give_no_interval() -> None:
+    """One positive row of eight is missing in a third of the draws."""
+    assert bootstrap_help(lambda chosen: 0.5 if 0 in chosen else math.nan, 8) is None
