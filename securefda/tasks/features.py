@@ -120,7 +120,7 @@ class Features(Classification):
     The seed draws which of the target's rows train; the others are its test rows. A target without labels trains on
     all its rows, and those that have a label all the same are its test rows. What is drawn depends on each row's own
     values, not on its place. With a fraction, one more row moves no other. With a number, it can take another's place,
-    so that two of the rows that train differ: noise at the target covers that only with a fraction.
+    so that two of the rows that train differ: noise at the target does not cover that, and is refused.
 
     The model is linear, from 0. Its last layer is all that trains, as the rule ``analytic`` needs it.
 
@@ -165,6 +165,15 @@ class Features(Classification):
         rows = self._rows(site)
         known = (rows.labels != NO_LABEL).reshape(len(rows), -1).all(dim=1)
         return Samples(rows.features[known], rows.labels[known]) if bool(known.any()) else None
+
+    def require_own_sides(self, site: str) -> None:
+        """Raise ConfigError at a target that trains on a number of rows: one row more can take another one's place."""
+        options = self.options
+        if site == self.settings.target and (options.target_rows or options.target_rows_per_class):
+            key = "target-rows" if options.target_rows else "target-rows-per-class"
+            why = "with it one row more can take the place of another one, and noise covers one row alone"
+            hint = "set target-fraction, or train without noise at the target"
+            raise ConfigError(f"task.options.{key}", why, hint=hint)
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, in order."""

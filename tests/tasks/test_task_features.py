@@ -535,3 +535,12 @@ def test_unfit_options_are_named(options: Mapping[str, Any], why: str) -> None:
 
 def test_a_number_of_classes_names_them() -> None:
     assert task(None, classes=3).class_names() == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("key", ["target_rows", "target_rows_per_class"])
+def test_a_number_of_rows_that_train_is_refused_with_noise_at_the_target(tmp_path: Path, key: str) -> None:
+    counted = task(tmp_path, **{key: 3})
+    counted.require_own_sides("north")
+    with pytest.raises(ConfigError, match=r"^task\.options\.target-rows.*can take the place of another one"):
+        counted.require_own_sides("clinic")
+    task(tmp_path, target_fraction=0.5).require_own_sides("clinic")
