@@ -117,7 +117,7 @@ def test_training_that_diverges_at_the_target_ends_the_run_with_a_hint(tmp_path:
     federation = Federation(tmp_path, rule="target_only", rounds=2)
     site = federation.run._site
     object.__setattr__(site, "trainer", trainer_of(3, TARGET, optimizer="sgd", weight_decay=1e38))
-    with pytest.raises(TrainingError, match="target: the loss is nan") as caught:
+    with pytest.raises(TrainingError, match="target: training diverges: the loss is nan") as caught:
         federation.run.open()
     assert caught.value.hint
     federation.post(federation.run.fail(caught.value))

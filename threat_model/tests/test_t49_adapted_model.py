@@ -79,7 +79,11 @@ def test_an_adapted_model_stays_and_the_last_one_tells_nothing(
     adversary, code = exported(tmp_path, released=False)
     assert code == ExitCode.CONFIG
     assert "error: model.release-adapted: is false in this run" in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["last.pt"]
+    assert {file.name for file in tmp_path.iterdir() if file.is_file()} == {
+        "last.pt",
+        "last.pt.card.json",
+        "last.pt.card.md",
+    }
     assert abs(told_apart(adversary) - 0.5) < CHANCE
 
 
