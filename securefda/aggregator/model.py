@@ -415,6 +415,9 @@ class RunModel:
         )
         if evaluation is not None:
             line["loss"], line["metrics"] = evaluation.loss, evaluation.metrics
+            if evaluation.confusion is not None:
+                classes, taken_for = evaluation.confusion
+                line["confusion"] = {"classes": list(classes), "rows": taken_for}
             if evaluation.metric != ACCURACY:
                 line["metric"] = cast(ChosenMetric, asdict(evaluation.metric))
             if ACCURACY.name in evaluation.metrics:

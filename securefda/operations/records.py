@@ -134,6 +134,16 @@ class ChosenMetric(TypedDict):
     """Whether it lies in [0, 1] and is printed in percent."""
 
 
+class Confusion(TypedDict):
+    """Which class the target's test rows are taken for."""
+
+    classes: list[str]
+    """Their names, in order."""
+
+    rows: list[list[int]]
+    """For each class how many of its rows are taken for each."""
+
+
 class RoundLine(TypedDict, total=False):
     """One line of ``metrics.jsonl``, written by the aggregator when a round ends.
 
@@ -157,6 +167,9 @@ class RoundLine(TypedDict, total=False):
 
     metric: ChosenMetric
     """The one of them that is chosen, unless it is the accuracy."""
+
+    confusion: Confusion
+    """Which class the test rows are taken for, of a task that names its classes, at most 20."""
 
     validation_accuracy: Share
     """Accuracy on the target's rows that are set aside for choosing the best model, if there are any."""

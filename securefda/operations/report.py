@@ -137,13 +137,28 @@ def render_report(record: RunRecord) -> str:
     fold = Fold("unused", f"{len(unused)} settings that this rule does not use", [Facts(unused)])
     facts, tiles, charts = run_facts(summary), _tiles(summary, rounds), run_charts(rounds, record.sites, summary)
     sections = [
-        Section("figures", "Figures", [Tiles(tiles)] if tiles else []),
+        Section("figures", "Figures", [*([Tiles(tiles)] if tiles else []), *_confusion_table(rounds)]),
         Section("charts", "Over the rounds", [Charts(charts)] if charts else []),
         Section("rounds", "Rounds", [rounds_table(rounds)] if rounds else []),
         seen_section(rounds),
         Section("about", "About this run", [*([Facts(facts)] if facts else []), *([fold] if unused else [])]),
     ]
     return static_page(Page(title, (), _state(record.summary), sections), title, "securefda run report")
+
+
+def _confusion_table(rounds: Sequence[RoundLine]) -> Iterator[Table]:
+    """Yield which class the last model takes the target's test rows for, if the task names its classes."""
+    measured = [line for line in finished(rounds) if "confusion" in line]
+    if not measured:
+        return
+    classes, taken_for = measured[-1]["confusion"]["classes"], measured[-1]["confusion"]["rows"]
+    rows = [
+        (name, *map(str, of_class), f"{of_class[place] / sum(of_class):.0%}" if sum(of_class) else "no row")
+        for place, (name, of_class) in enumerate(zip(classes, taken_for, strict=True))
+    ]
+    head = ("test rows of", *(f"taken for {name}" for name in classes), "right")
+    caption = f"Which class the model of round {measured[-1]['round']} takes the target's test rows for"
+    yield Table(head, rows, numbers=set(range(1, len(head))), key="confusion", caption=caption)
 
 
 def seen_section(rounds: Sequence[RoundLine]) -> Section:

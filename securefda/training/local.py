@@ -19,6 +19,7 @@ from securefda.protocol.encoding import Vector
 from securefda.task_metric import ACCURACY, TaskMetric, metric_of
 from securefda.tasks import Inputs, Samples, Task, task_code
 from securefda.tasks.inputs import batched, in_memory, joined, map_tensors, moved, named_tensors, take, with_tensors
+from securefda.tasks.metric_functions import confusion_matrix
 from securefda.text import counted, names
 from securefda.training.batch_norm import settings_for_model
 from securefda.training.device import choose_device
@@ -35,6 +36,9 @@ FEWEST_TARGET_STEPS = 2
 _EVALUATION_ROWS = 1024
 _MOST_KEPT_OUTPUTS = 1 << 20
 """Outputs of more numbers are not kept for an interval: those of ten evaluations would take 40 MiB."""
+
+_MOST_CLASSES = 20
+"""Of more classes no page shows which is taken for which."""
 
 _DATA_HINT = "lower training.learning-rate, or look at the site's data"
 _MORE_STEPS = "lower batch-size or raise epochs in the site's training settings"
@@ -91,7 +95,9 @@ class Evaluation:
 
     ``metric`` is the chosen one. ``by_row`` returns what two models are compared by, row by row, float32: the accuracy
     of each row, (n,), if it is chosen; else the number of outputs of a row, k, and all outputs, (1 + n * k,). None if
-    the accuracy is not the mean over rows, or there are too many outputs to keep.
+    the accuracy is not the mean over rows, or there are too many outputs to keep. ``confusion`` has the names of the
+    classes, and how many rows of each, a line each, are taken for which; None of a task without class names, or with
+    many.
     """
 
     loss: float
@@ -99,6 +105,7 @@ class Evaluation:
     samples: int
     metric: TaskMetric = ACCURACY
     by_row: Callable[[], Vector | None] = field(default=lambda: None, compare=False, repr=False)
+    confusion: tuple[tuple[str, ...], list[list[int]]] | None = None
 
 
 class RoundOptions(TypedDict):
@@ -291,7 +298,17 @@ def evaluation_of(task: Task, outputs: Inputs, labels: Tensor) -> Evaluation:
     by_row = partial(_row_accuracies, task, outputs, labels, metrics.get(ACCURACY.name, math.nan))
     if metric.name != ACCURACY.name:
         by_row = partial(_kept_outputs, outputs)
-    return Evaluation(loss, metrics, len(labels), metric, by_row)
+    return Evaluation(loss, metrics, len(labels), metric, by_row, _confusion(task, outputs, labels))
+
+
+def _confusion(task: Task, outputs: Inputs, labels: Tensor) -> tuple[tuple[str, ...], list[list[int]]] | None:
+    with task_code(type(task), "class_names"):
+        classes = task.class_names()
+    is_logits = isinstance(outputs, Tensor) and outputs.shape == (len(labels), len(classes))
+    are_numbers = labels.ndim == 1 and not labels.is_floating_point()
+    if not (is_logits and are_numbers and 2 <= len(classes) <= _MOST_CLASSES):
+        return None
+    return classes, confusion_matrix(outputs.argmax(dim=1), labels, len(classes)).tolist()
 
 
 def _kept_outputs(outputs: Inputs) -> Vector | None:

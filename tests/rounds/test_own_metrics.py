@@ -59,6 +59,9 @@ class Classes(Points):
 
     own_metrics = (TaskMetric("cost", "mean cost", better="lower"),)
 
+    def class_names(self) -> tuple[str, ...]:
+        return ("near", "far", "beyond")
+
     def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
         missed = (outputs.argmax(dim=1) != labels) & (labels == 0)
         return class_metrics(outputs, labels) | {"cost": 10 * float(missed.double().mean())}
@@ -146,6 +149,18 @@ def test_metrics_of_classes_are_plotted_and_no_accuracy_is_without_its_balanced_
     usual, _ = play(folder / "usual", Classes)
     balanced = f", balanced {100 * usual.target_metrics['balanced_accuracy']:.1f} %: "
     assert balanced in help_text(usual.as_json())
+
+
+def test_which_class_rows_are_taken_for_is_in_each_round_and_in_the_report(classes: tuple[Summary, str, Path]) -> None:
+    _, _, folder = classes
+    line = read_run(folder).rounds[-1]
+    taken_for = line["confusion"]["rows"]
+    assert line["confusion"]["classes"] == ["near", "far", "beyond"]
+    right, every = sum(of_class[place] for place, of_class in enumerate(taken_for)), sum(map(sum, taken_for))
+    assert right / every == pytest.approx(line["accuracy"])
+    page = unescape((folder / "report.html").read_text())
+    assert "taken for far" in page
+    assert f"{taken_for[0][0] / sum(taken_for[0]):.0%}" in page
 
 
 def test_a_metric_that_the_task_declares_chooses_the_best_model(classes: tuple[Summary, str, Path]) -> None:
