@@ -316,12 +316,13 @@ def test_predictions_of_new_rows_are_a_csv_file_in_their_order(
 
 
 @pytest.fixture(scope="module")
-def with_head(runs: Path) -> Path:
-    """The run folder of ``a`` with a head on top."""
+def with_head(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of ``a`` with a head on top, apart from the two that are listed."""
+    folder = tmp_path_factory.mktemp("headed") / "run"
     settings = ("strategy.head=knn", "strategy.knn-neighbours=3", "strategy.validation-share=0.3")
     chosen = [part for setting in settings for part in ("--set", setting)]
-    assert main(["simulate", str(runs / "federation.toml"), "--out", str(runs / "headed"), *chosen]) == 0
-    return runs / "headed"
+    assert main(["simulate", str(runs / "federation.toml"), "--out", str(folder), *chosen]) == 0
+    return folder
 
 
 def test_predictions_ask_the_targets_nearest_rows_as_the_measured_figures_did(
