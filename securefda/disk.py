@@ -132,7 +132,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def check_secret_mode(name: str, content: FileContent) -> None:
-    """Refuse a private key that anyone but its owner could read or change.
+    """Refuse a file with a secret that anyone but its owner could read or change.
 
     Raises:
         ConfigError: a permission bit of group or others is set.

@@ -7,12 +7,14 @@ task, so that it can go where the model goes.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from securefda.operations.records import best_round
+from securefda.operations.records import best_round, chosen_metric, metrics_in
 from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
-from securefda.operations.summary_text import percent, setting_text
+from securefda.operations.summary_text import setting_text
+from securefda.task_metric import TaskMetric, with_balance
 from securefda.text import counted, printable
 
 _UNKNOWN = "known to that site alone"
@@ -36,12 +38,11 @@ def card_of(record: RunRecord) -> dict[str, Any]:
     spent = {key: privacy[key] for key in ("epsilon", "delta", "accountant")} if privacy else {}
     best, adapted = best_round(record.rounds), summary.get("adapted")
     metrics = {
-        "target_accuracy": summary.get("target_accuracy"),
-        "final_accuracy": summary.get("final_accuracy"),
-        **{key: (summary.get(key) or {}).get("accuracy") for key in ("target_only", "warm_target", "best")},
-        "adapted": adapted["accuracy"] if adapted and adapted["kept"] else None,
+        "last_rounds": {"accuracy": summary.get("target_accuracy"), "metrics": summary.get("target_metrics")},
+        "last_round": {"accuracy": summary.get("final_accuracy"), "metrics": summary.get("final_metrics")},
+        **{key: summary.get(key) or {} for key in ("target_only", "warm_target", "best")},
+        "adapted": adapted if adapted and adapted["kept"] else {},
     }
-    finished = [line for line in record.rounds if line.get("status") == "finished"]
     return {
         "schema_version": 1,
         "task": summary.get("task"),
@@ -60,15 +61,16 @@ def card_of(record: RunRecord) -> dict[str, Any]:
             "best": {"round": best["round"], "sha256": best.get("model_digest")} if best else None,
             "adapted": {"sha256": adapted["digest"]} if adapted and adapted["kept"] else None,
         },
-        "metrics": {key: value for key, value in metrics.items() if value is not None},
-        "task_metrics": finished[-1].get("metrics") if finished else None,
+        "metric": asdict(chosen_metric(summary, *record.rounds)),
+        "metrics": {key: values for key, found in metrics.items() if (values := metrics_in(found))},
         "versions": dict(summary.get("versions") or {}),
     }
 
 
 def card_text(card: dict[str, Any]) -> str:
     """Return a card for people, in Markdown."""
-    target, metrics = card["target"], card["metrics"]
+    target, metric = card["target"], TaskMetric(**card["metric"])
+    metrics = {key: values for key, values in card["metrics"].items() if metric.name in values}
     noise = "none" if "epsilon" not in target else f"ε = {target['epsilon']:.4g} at δ = {target['delta']:g}"
     lines = [
         f"# Model card: {_code(card['task'])}",
@@ -84,11 +86,11 @@ def card_text(card: dict[str, Any]) -> str:
         f"| {_code(target['site'])} | target | | {_UNKNOWN} | {noise} | |",
         *(_source_row(source) for source in card["sources"]),
         "",
-        "## Accuracy at the target",
+        "## Figures at the target",
         "",
-        "On the target's test rows, which trained no model.",
+        f"{metric.title[0].upper()}{metric.title[1:]} on the target's test rows, which trained no model.",
         "",
-        *(f"- {_METRICS[key]}: {percent(value)}" for key, value in metrics.items()),
+        *(f"- {_METRICS[key]}: {with_balance(metric, values)}" for key, values in metrics.items()),
         *([] if metrics else ["- not measured"]),
         "",
         "## Models",
@@ -106,8 +108,8 @@ def card_text(card: dict[str, Any]) -> str:
 
 
 _METRICS = {
-    "target_accuracy": "mean of the last five rounds",
-    "final_accuracy": "last round",
+    "last_rounds": "mean of the last five rounds",
+    "last_round": "last round",
     "target_only": "for comparison, the target alone",
     "warm_target": "for comparison, the target alone after warm-up",
     "best": "best round by validation rows",

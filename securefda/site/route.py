@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from securefda.disk import read_file
+from securefda.disk import check_secret_mode, read_file
 from securefda.errors import ConfigError, ConnectionFailed
 from securefda.protocol.secret import Secret
 from securefda.site.endpoints import Address
@@ -46,14 +46,17 @@ class Route:
         """Return the route that the settings name; without them, the kit's address and no proxy.
 
         Raises:
-            ConfigError: the file of the proxy's credentials is missing, or is not one line ``user:password``.
+            ConfigError: the file of the proxy's credentials is missing, open to others, or not
+                one line ``user:password``.
         """
         address = Address.parse(transport.address) if transport.address else kit.endpoints.aggregator
         if not transport.proxy:
             return cls(address)
         authorization = None
         if transport.proxy_credentials is not None:
-            given = read_file(transport.proxy_credentials, limit=_MOST_BYTES // 2).data.strip()
+            content = read_file(transport.proxy_credentials, limit=_MOST_BYTES // 2)
+            check_secret_mode(str(transport.proxy_credentials), content)
+            given = content.data.strip()
             if b":" not in given or not given.decode("utf-8", "replace").isprintable():
                 hint = f"write one line user:password into {transport.proxy_credentials}"
                 raise ConfigError(_CREDENTIALS, "is not one line user:password", hint=hint)

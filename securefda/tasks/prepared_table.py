@@ -8,11 +8,12 @@ puts `PreparedTable.places` before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from securefda.tasks.table_files import is_number
 from securefda.tasks.tabular import Column, TabularOptions
 
 UNKNOWN, MISSING = -1, -2
@@ -40,7 +41,11 @@ class PreparedTable(nn.Module):
             columns: name to numbers, (n, 1) float64 with NaN for a missing one; or to places of categories, (n, 1)
                 int64.
         """
-        parts = [part for name, column in self.options.read.items() for part in _features(column, columns[name])]
+        parts = [
+            part
+            for name, column in self.options.read.items()
+            for part in _features(column, columns[name], self._codes(column))
+        ]
         outputs: Tensor = self.model(torch.cat(parts, dim=1).float())
         return outputs
 
@@ -49,10 +54,15 @@ class PreparedTable(nn.Module):
         """Return of each category's column the place of every cell that is known; all others are `UNKNOWN`."""
         return {
             name: {value: place for place, value in enumerate(column.values)}
-            | dict.fromkeys(self.options.missing_values, MISSING)
+            | dict.fromkeys((*self.options.missing_values, *column.missing_values), MISSING)
             for name, column in self.options.read.items()
             if column.type == "category"
         }
+
+    def _codes(self, column: Column) -> list[float]:
+        """Return the numbers that stand for a missing value in a column."""
+        texts = (text.replace(",", ".") for text in (*self.options.missing_values, *column.missing_values))
+        return [float(text) for text in texts if is_number(text, ".")]
 
     def columns_of(self, features: Tensor) -> dict[str, Tensor]:
         """Return columns that `forward` prepares to these features, (n, k) float32, but for rounding."""
@@ -72,14 +82,16 @@ class PreparedTable(nn.Module):
         return columns
 
 
-def _features(column: Column, given: Tensor) -> list[Tensor]:
-    """Return the features of a column, (n, 1 or more) float64 each."""
+def _features(column: Column, given: Tensor, codes: Sequence[float]) -> list[Tensor]:
+    """Return the features of a column, (n, 1 or more) float64 each; ``codes`` are numbers that stand for none."""
     if column.type == "category":
         marks = (given == torch.arange(len(column.values))).double()
         for place, what in ((MISSING, column.missing), (UNKNOWN, column.unknown)):
             if what != "fill":
                 marks = torch.where(given == place, math.nan, marks)
         return [marks]
+    for code in codes:
+        given = torch.where(given == code, math.nan, given)
     scaled = (given - (column.center or 0)) / (column.scale or 1)
     if column.missing != "fill":
         return [scaled]

@@ -541,7 +541,7 @@ def test_a_card_lies_in_the_run_folder_and_beside_each_export(
     assert [source["site"] for source in card["sources"]] == ["hospital-a", "hospital-b", "hospital-c"]
     assert all(source["samples"] and len(source["policy"]) == 64 for source in card["sources"])
     assert card["models"]["last"]["sha256"] == record.summary["model_digest"]
-    assert card["metrics"]["target_accuracy"] == record.summary["target_accuracy"]
+    assert card["metrics"]["last_rounds"]["accuracy"] == record.summary["target_accuracy"]
     assert (card["rounds"], card["rule"], card["status"]) == (3, "fedgp_auto", "finished")
     text = (tmp_path / "model.pt.card.md").read_text()
     assert text == (runs / "a" / "model-card.md").read_text()

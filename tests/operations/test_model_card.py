@@ -1,4 +1,4 @@
-"""The model card: what it says of each site, and what it leaves out."""
+"""The model card: what it says about each site, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -60,12 +60,25 @@ def test_a_source_is_described_by_its_own_records_where_they_are_here() -> None:
 
 def test_the_card_says_how_far_the_run_came_and_what_it_measured() -> None:
     card = card_of(record())
-    assert card["metrics"] == {"target_accuracy": 0.8, "final_accuracy": 0.82, "target_only": 0.7}
+    assert card["metrics"] == {
+        "last_rounds": {"accuracy": 0.8},
+        "last_round": {"accuracy": 0.82},
+        "target_only": {"accuracy": 0.7},
+    }
     assert card["models"] == {"last": {"round": 2, "sha256": "12" * 32}, "best": None, "adapted": None}
     text = card_text(card)
     assert "in 2 of 3 rounds" in text
     assert "interrupted on 2026-11-29T20:00:00Z" in text
     assert "- for comparison, the target alone: 70.0 %" in text
+
+
+def test_a_task_without_accuracy_has_its_own_metric_on_the_card() -> None:
+    metric = {"name": "rmse", "words": "RMSE", "better": "lower", "percent": False}
+    own = {"target_accuracy": None, "final_accuracy": None, "metric": metric, "target_metrics": {"rmse": 2.5}}
+    text = card_text(card_of(record({**SUMMARY, **own, "target_only": {"accuracy": None, "metrics": {"rmse": 3.25}}})))
+    assert "RMSE on the target's test rows" in text
+    assert "- mean of the last five rounds: 2.500" in text
+    assert "- for comparison, the target alone: 3.250" in text
 
 
 def test_the_card_names_no_path_and_no_option_of_the_task() -> None:

@@ -157,6 +157,10 @@ def test_credentials_come_from_a_file_and_show_nowhere(tmp_path: Path) -> None:
     section = TransportSection(address="10.0.0.5:9443", proxy="http://proxy.example.org:3128/", proxy_credentials=file)
     kit: object = None  # neither address nor proxy is of the kit
     file.write_text("clinic:open sesame\n")
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match="is open to others"):
+        Route.of(kit, section)  # type: ignore[arg-type]
+    file.chmod(0o600)
     route = Route.of(kit, section)  # type: ignore[arg-type]
     assert (str(route.address), str(route.proxy and route.proxy.address)) == ("10.0.0.5:9443", "proxy.example.org:3128")
     assert route.proxy is not None

@@ -555,7 +555,8 @@ class TransportSection(Settings):
     TLS stays from site to site. No variable of the environment is read."""
 
     proxy_credentials: OptionalSettingsPath = None
-    """File with one line `user:password` for the proxy (Basic); none by default."""
+    """File with one line `user:password` for the proxy (Basic), which only its owner can read (mode 0600); none by
+    default."""
 
     chunk_bytes: Annotated[int, Field(ge=1024)] = 1_048_576
     """Size of the pieces of large messages. Each must pass within three heartbeats."""
