@@ -11,6 +11,7 @@ import typer
 
 from securefda.cli.options import OutputFormat, Overrides, Seed, default_out, file_or_sample, now
 from securefda.cli.output import Format, print_result, say
+from securefda.cli.training import Fresh, make_ready, train
 from securefda.errors import ConfigError
 from securefda.text import aligned, counted
 
@@ -45,12 +46,12 @@ def statistics(
     ] = None,
     overrides: Overrides = [],
     seed: Seed = 0,
+    fresh: Fresh = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Add up counts, means, deviations, bins and label balance over the sources' tables: one masked sum, one round."""
-    from securefda.cli.training import train
     from securefda.disk import read_whole, require_new
-    from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE, replace_file, require_run_folder
+    from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE, replace_file
     from securefda.site.config import load_federation
 
     if write is not None:
@@ -70,7 +71,7 @@ def statistics(
     if given_config is not None:
         federation = federation_of_statistics(given_config)
         folder = out or default_out(f"{federation.federation.name}-statistics")
-        require_run_folder(folder)
+        make_ready(folder, fresh=fresh, simulated=False)
         train(federation, folder, seed, None, simulated=False)
         shown = statistics_of_run(folder)
         if write is not None:
@@ -100,20 +101,20 @@ def _lines(shown: SharedStatistics) -> Iterator[str]:
     site, count = shown.site, len(shown.task.settings.sources)
     rows = "the rows" if shown.rows is None else counted(shown.rows, "row")
     yield f"{rows} of {counted(count, 'source')} in one sum; beside it the rows of {site}"
-    numbers = [_number(one) for one in shown.sources if isinstance(one, NumberStatistics)]
-    beside = [_number(one)[1:] for one in shown.own if isinstance(one, NumberStatistics)]
+    numbers = [_number(found) for found in shown.sources if isinstance(found, NumberStatistics)]
+    beside = [_number(found)[1:] for found in shown.own if isinstance(found, NumberStatistics)]
     if numbers:
         titles = ("missing", "mean", "deviation", "median", "spread")
         heads = [("", "sources", *[""] * 4, "|", site, *[""] * 4), ("numbers", *titles, "|", *titles)]
-        yield "\n" + aligned([*heads, *((*one, "|", *own) for one, own in zip(numbers, beside, strict=True))])
+        yield "\n" + aligned([*heads, *((*theirs, "|", *own) for theirs, own in zip(numbers, beside, strict=True))])
     categories = [("categories", "", "sources", site)]
-    for one, own in zip(shown.sources, shown.own, strict=True):
-        if isinstance(one, NumberStatistics) or isinstance(own, NumberStatistics):
+    for theirs, own in zip(shown.sources, shown.own, strict=True):
+        if isinstance(theirs, NumberStatistics) or isinstance(own, NumberStatistics):
             continue
-        shares = {**one.shares, "not listed": one.unlisted, "missing": one.missing}
+        shares = {**theirs.shares, "not listed": theirs.unlisted, "missing": theirs.missing}
         others = {**own.shares, "not listed": own.unlisted, "missing": own.missing}
-        names = [name for name in shares if name in one.shares or max(shares[name], others[name]) >= _SHOWN]
-        columns = [one.column, *[""] * (len(names) - 1)]
+        names = [name for name in shares if name in theirs.shares or max(shares[name], others[name]) >= _SHOWN]
+        columns = [theirs.column, *[""] * (len(names) - 1)]
         categories += [
             (column, name, f"{shares[name]:.1%}", f"{others[name]:.1%}")
             for column, name in zip(columns, names, strict=True)
@@ -129,6 +130,6 @@ def _lines(shown: SharedStatistics) -> Iterator[str]:
         yield from (f"  {column}: center = {center:g}, scale = {scale:g}" for column, center, scale in scaled)
 
 
-def _number(one: NumberStatistics) -> tuple[str, ...]:
-    figures = (one.mean, one.deviation, one.median, one.spread)
-    return (one.column, f"{one.missing:.1%}", *(f"{figure:.4g}" for figure in figures))
+def _number(found: NumberStatistics) -> tuple[str, ...]:
+    figures = (found.mean, found.deviation, found.median, found.spread)
+    return (found.column, f"{found.missing:.1%}", *(f"{figure:.4g}" for figure in figures))

@@ -166,13 +166,21 @@ def _one_run(
     simulated: bool = False,
     spread: RaySettings | None = None,
 ) -> None:
-    from securefda.operations.run_folder import clear_run, require_run_folder
-    from securefda.operations.state import require_ended
     from securefda.operations.summary_text import run_text
     from securefda.site.config import load_federation
 
     config = load_federation(file, overrides, os.environ, note=say)
     folder = out or default_out(config.federation.name)
+    make_ready(folder, fresh=fresh, simulated=simulated)
+    summary = train(config, folder, seed, spread, simulated=simulated)
+    print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
+
+
+def make_ready(folder: Path, *, fresh: bool, simulated: bool) -> None:
+    """Refuse a folder that is not for this run; with ``fresh``, delete the run in it. An interrupted one may go on."""
+    from securefda.operations.run_folder import clear_run, require_run_folder
+    from securefda.operations.state import require_ended
+
     require_run_folder(folder)
     if fresh or not simulated:
         require_ended(folder)
@@ -180,8 +188,6 @@ def _one_run(
         clear_run(folder)
     elif simulated or is_finished(folder):
         require_fresh(folder)
-    summary = train(config, folder, seed, spread, simulated=simulated)
-    print_result(output, summary.as_json() | {"out": str(folder)}, run_text(summary, folder))
 
 
 def train(config: FederationConfig, folder: Path, seed: int, spread: RaySettings | None, *, simulated: bool) -> Summary:

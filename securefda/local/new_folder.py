@@ -73,7 +73,7 @@ class _Sites:
     a mapping, in which their names and spellings are brought to the task's.
     ``write`` puts rows into a folder of their own, where they do not lie in one already, or mappings beside them.
     ``labelled`` says whether the target's rows have labels.
-    ``read_from`` says of each site how its file was read, where they differ.
+    ``read_from`` has a line for each site about how its file was read, where they differ.
     """
 
     target: str
@@ -144,12 +144,7 @@ def new_tabular(folder: Path, file: Path, choices: Choices) -> NewFolder:
     if sites.data_dir == DATA_FOLDER:
         csv_format = CsvFormat(csv_format.separator, csv_format.decimal, "utf-8")  # as the new files are written
     found = widened(found, {site: table for site, table in sites.tables.items() if site not in sites.mapped})
-    described = TabularOptions(
-        label=found.label,
-        columns=found.columns,
-        separator=csv_format.separator,
-        decimal="," if csv_format.decimal == "," else ".",
-    )
+    described = TabularOptions(label=found.label, columns=found.columns)
     notes = (
         f"predicts {found.label.column}" + ("" if choices.label else ", the last column; --label names another"),
         f"reads it with separator {csv_format.separator!r} and decimal mark {csv_format.decimal!r}"

@@ -24,7 +24,7 @@ from securefda.errors import ConfigError
 from securefda.tasks.base import Rows, Samples, Unlabelled
 from securefda.tasks.features import EncodedRows
 from securefda.tasks.table_files import Table, category
-from securefda.tasks.tabular import Tabular
+from securefda.tasks.tabular import Tabular, is_far
 from securefda.text import names
 
 FACTORY = "securefda.tasks.table_statistics:TableStatistics"
@@ -43,7 +43,9 @@ _FAR_BINS = [0, 1, -2, -1]
 _FARTHEST = 4.0
 """A scaled number farther from 0 counts as this in mean and deviation, so that no single one moves them far."""
 
-_FAR_MEDIAN, _FAR_SPREAD = 2.0, 5.0
+_APART = 2.0
+"""From so many deviations between their medians on, a site and the sources are said to differ."""
+
 _RARE_CLASS = 0.05
 _SURE = 3.0
 """A share is named where it is above the noise by this many of its standard deviations."""
@@ -106,10 +108,10 @@ Statistics = NumberStatistics | CategoryStatistics
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _ColumnSums:
     """What a row adds for one column: of a category one entry for each of ``values``, else bins, value and square."""
 
-    column: str
+    name: str
     values: tuple[str, ...] = ()
     center: float = 0.0
     scale: float = 1.0
@@ -153,14 +155,14 @@ class _Measured:
         if self.values:
             shares = np.maximum(sums[1:] / rows, 0.0).tolist()
             of_values = dict(zip(self.values, shares[1:], strict=True))
-            return CategoryStatistics(self.column, missing, shares[0], of_values, noise / rows)
+            return CategoryStatistics(self.name, missing, shares[0], of_values, noise / rows)
         present = max(float(bins.sum()), 1e-12)
         far = max(float(bins[_FAR_BINS].sum()) / present, 0.0)
         near, square = sums[1] / present * _FARTHEST, sums[2] / present * _FARTHEST**2
         bins = np.maximum(bins, 0.0) / max(float(np.maximum(bins, 0.0).sum()), 1e-12)
         low, median, high = (self.center + self.scale * _quantile(bins, share) for share in (0.25, 0.5, 0.75))
         return NumberStatistics(
-            self.column,
+            self.name,
             missing,
             mean=float(self.center + self.scale * near),
             deviation=float(self.scale * np.sqrt(max(square - near**2, 0.0))),
@@ -192,27 +194,27 @@ class TableStatistics(Tabular):
     metric = "mae"
 
     @cached_property
-    def measured(self) -> tuple[_Measured, ...]:
+    def measured(self) -> tuple[_ColumnSums, ...]:
         """Return what is measured, in order: the columns that the options read, then the label."""
         options, label = self.options, self.options.label
         read = [
-            _Measured(name, column.values, column.center or 0.0, column.scale or 1.0)
+            _ColumnSums(name, column.values, column.center or 0.0, column.scale or 1.0)
             for name, column in options.read.items()
         ]
         if label.event:
             half = (label.horizon or 1.0) / 2
-            return (*read, _Measured(label.column, (), half, half), _Measured(label.event, ("0", "1")))
-        return (*read, _Measured(label.column, label.classes, label.center or 0.0, label.scale or 1.0))
+            return (*read, _ColumnSums(label.column, (), half, half), _ColumnSums(label.event, ("0", "1")))
+        return (*read, _ColumnSums(label.column, label.classes, label.center or 0.0, label.scale or 1.0))
 
     @property
     def width(self) -> int:
         """How many numbers a row adds, k."""
-        return sum(one.width for one in self.measured)
+        return sum(column.width for column in self.measured)
 
     @property
     def _unit(self) -> float:
         """By which a row's entries are multiplied, so that no row is longer than one half."""
-        return 0.5 / float(np.sqrt(sum(one.longest for one in self.measured)))
+        return 0.5 / float(np.sqrt(sum(column.longest for column in self.measured)))
 
     def model(self) -> nn.Module:
         """Return a constant for each entry of what is summed, and a digest of the options that sites must share."""
@@ -258,14 +260,14 @@ class TableStatistics(Tabular):
         table = self._part(site, held_out=False)
         where = f"{site}, train"
         self._require_some(np.ones(len(table), np.bool_), site, where, table)
-        return np.concatenate([self._of_column(one, table, where) for one in self.measured], axis=1)
+        return np.concatenate([self._of_column(column, table, where) for column in self.measured], axis=1)
 
-    def _of_column(self, one: _Measured, table: Table, where: str) -> Shares:
-        if one.column not in table.cells:  # the label, at a target without labels
-            return np.eye(one.width)[np.zeros(len(table), np.int64)]
-        if one.values:
-            return one.of_category(table.cells[one.column], self.options.missing(table, one.column))
-        return one.of_number(*self._column_of_numbers(table, one.column, where))
+    def _of_column(self, sums: _ColumnSums, table: Table, where: str) -> Shares:
+        if sums.name not in table.cells:  # the label, at a target without labels
+            return np.eye(sums.width)[np.zeros(len(table), np.int64)]
+        if sums.values:
+            return sums.of_category(table.cells[sums.name], self.options.missing(table, sums.name))
+        return sums.of_number(*self._column_of_numbers(table, sums.name, where))
 
     def of_constants(self, constants: Tensor) -> tuple[Statistics, ...]:
         """Return the statistics that the model's constants ``(k,)`` say."""
@@ -276,11 +278,12 @@ class TableStatistics(Tabular):
         return self._statistics(self.added(site).mean(axis=0))
 
     def _statistics(self, means: Shares) -> tuple[Statistics, ...]:
-        parts = np.split(means, np.cumsum([one.width for one in self.measured])[:-1])
-        places = np.concatenate([one.places(part) for one, part in zip(self.measured, parts, strict=True)])
+        parts = np.split(means, np.cumsum([column.width for column in self.measured])[:-1])
+        columns = list(zip(self.measured, parts, strict=True))
+        places = np.concatenate([column.places(part) for column, part in columns])
         below = places[places < -_ROUNDING]  # no place has fewer than no rows: what is below 0 is noise
         noise = float(np.sqrt(np.square(below).mean())) if len(below) else 0.0
-        return tuple(one.statistics(part, noise) for one, part in zip(self.measured, parts, strict=True))
+        return tuple(column.statistics(part, noise) for column, part in columns)
 
     def cautions(self, sources: Sequence[Statistics], own: Sequence[Statistics], site: str) -> Iterator[str]:
         """Yield what somebody should look at before training: one line each.
@@ -290,39 +293,38 @@ class TableStatistics(Tabular):
             own: of the rows of ``site``.
             site: whose rows these are.
         """
-        for one, theirs, ours in zip(self.measured, sources, own, strict=True):
+        for column, theirs, ours in zip(self.measured, sources, own, strict=True):
             for who, seen in (("the sources", theirs), (site, ours)):
-                yield from self._of_one(one, seen, who)
+                yield from self._of_column_at(column, seen, who)
             if isinstance(theirs, NumberStatistics) and isinstance(ours, NumberStatistics) and theirs.spread > 0:
                 apart = (ours.median - theirs.median) / theirs.spread
-                if abs(apart) > _FAR_MEDIAN:
+                if abs(apart) > _APART:
                     yield (
-                        f"{one.column}: the median at {site} is {ours.median:.4g}, {apart:+.1f} deviations from the "
+                        f"{column.name}: the median at {site} is {ours.median:.4g}, {apart:+.1f} deviations from the "
                         f"sources' {theirs.median:.4g}: another unit, or how the domains differ?"
                     )
 
-    def _of_one(self, one: _Measured, seen: Statistics, who: str) -> Iterator[str]:
-        column = self.options.read.get(one.column)
+    def _of_column_at(self, sums: _ColumnSums, seen: Statistics, who: str) -> Iterator[str]:
+        described = self.options.read.get(sums.name)
         sure = _SURE * seen.noise + _ROUNDING
-        if seen.missing > sure and column is not None and column.missing == "refuse":
-            yield f'{one.column}: {seen.missing:.1%} of the rows at {who} have no value: set missing = "fill"'
+        if seen.missing > sure and described is not None and described.missing == "refuse":
+            yield f'{sums.name}: {seen.missing:.1%} of the rows at {who} have no value: set missing = "fill"'
         if isinstance(seen, CategoryStatistics):
-            if seen.unlisted > sure and (column is None or column.unknown == "refuse"):
-                yield f"{one.column}: {seen.unlisted:.1%} of the rows at {who} have a value that is not listed"
+            if seen.unlisted > sure and (described is None or described.unknown == "refuse"):
+                yield f"{sums.name}: {seen.unlisted:.1%} of the rows at {who} have a value that is not listed"
             rare = [name for name, share in seen.shares.items() if share < _RARE_CLASS]
-            if column is None and rare:
-                yield f"{one.column}: fewer than {_RARE_CLASS:.0%} of the rows at {who} are {names(rare)}"
+            if described is None and rare:
+                yield f"{sums.name}: fewer than {_RARE_CLASS:.0%} of the rows at {who} are {names(rare)}"
             return
         if seen.far > sure * len(_FAR_BINS) ** 0.5:
             yield (
-                f"{one.column}: {seen.far:.1%} of the values at {who} lie more than 10 scales from the center: another "
+                f"{sums.name}: {seen.far:.1%} of the values at {who} lie more than 10 scales from the center: another "
                 "unit, or numbers that stand for a missing value?"
             )
             return
-        distance, spread = (seen.median - one.center) / one.scale, seen.spread / one.scale
-        if abs(distance) > _FAR_MEDIAN or (spread > 0 and not 1 / _FAR_SPREAD <= spread <= _FAR_SPREAD):
-            yield f"{one.column}: the public center and scale do not suit the rows at {who}"
+        if is_far((seen.median - sums.center) / sums.scale, seen.spread / sums.scale):
+            yield f"{sums.name}: the public center and scale do not suit the rows at {who}"
 
     def as_json(self, statistics: Sequence[Statistics]) -> dict[str, Any]:
         """Return column -> its statistics, for JSON."""
-        return {one.column: {key: value for key, value in asdict(one).items() if key != "column"} for one in statistics}
+        return {one.pop("column"): one for one in map(asdict, statistics)}

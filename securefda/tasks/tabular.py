@@ -55,6 +55,11 @@ _FAR_SPREAD = 5.0
 """A site's spread is far from the public scale if one is this many times the other."""
 
 
+def is_far(median: float, spread: float) -> bool:
+    """Return whether a site's numbers lie far from the public scaling; both arguments are in public scales."""
+    return abs(median) > _FAR_CENTER or (spread > 0 and not 1 / _FAR_SPREAD <= spread <= _FAR_SPREAD)
+
+
 def _different(values: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(values)) < len(values):
         raise ValueError("must differ from each other")
@@ -465,7 +470,7 @@ class Tabular(Task):
                 continue
             low, median, high = np.quantile(values.double().numpy(), (0.1, 0.5, 0.9))
             spread = (high - low) / TENTHS_APART
-            if abs(median) > _FAR_CENTER or (spread > 0 and not 1 / _FAR_SPREAD <= spread <= _FAR_SPREAD):
+            if is_far(median, spread):
                 far.append(f"{name} (median {median:+.1f} scales from the center, spread {spread:.2g} scales)")
         if not far:
             return ""

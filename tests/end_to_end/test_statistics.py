@@ -45,6 +45,14 @@ def test_statistics_under_noise_are_charged_once_and_every_site_sees_them(
     assert code == 0
     assert at_source["data"]["sources"] == data["sources"]
     assert (at_source["data"]["site"], at_source["data"]["rows"]) == ("nord", None)
+    for given, line in (
+        ([str(TABLES / "federation.toml"), "--out", str(run)], f"{run} holds a run already"),
+        ([str(run), "--out", "elsewhere"], "is of a new run or a kit"),
+        ([str(run), "--write", "new.toml"], "needs the federation's file"),
+        ([str(kit), "--config", str(settings), "--out", str(tmp_path)], "nord has no model.safetensors there"),
+    ):
+        assert main(["statistics", *given]) != 0
+        assert line in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

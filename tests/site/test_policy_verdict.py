@@ -492,3 +492,15 @@ def test_an_update_carries_loss_or_accuracy_only_where_the_header_has_metrics(fi
         with pytest.raises(PolicyRefusal) as caught:
             check_metrics(header, handed_in=handed_in, update=replace(bare, **figures))
         assert caught.value.key == "dp.metrics"
+
+
+def test_statistics_ask_for_a_row_for_each_sum_and_leave_rare_places_out() -> None:
+    sums = np.zeros((41, 3))
+    sums[:4, 0], sums[:30, 1] = 1.0, 1.0
+    policy = default_policy(max_samples=1000)
+    with pytest.raises(PolicyRefusal, match=r"moments\.min-rows") as caught:
+        check_moments(changed(policy, "moments.min-rows", 10.5), np.zeros((41, 1)), sums, sums_only=True)
+    assert caught.value.allowed == "at least 42, 10.5 for each of 3 sums and a constant"
+    np.testing.assert_array_equal(check_moments(policy, np.zeros((41, 1)), sums, sums_only=True)[1], sums)
+    strict = changed(policy, "moments.min-rows-per-class", 5)
+    assert check_moments(strict, np.zeros((41, 1)), sums, sums_only=True)[1].sum(axis=0).tolist() == [0, 30, 0]

@@ -10,18 +10,20 @@ import pytest
 import torch
 
 from securefda.errors import ConfigError, DataError
-from securefda.local.shared_statistics import with_scaling
+from securefda.local.shared_statistics import SharedStatistics, with_scaling
 from securefda.rules import Moments
 from securefda.rules.analytic import bounded_rows
 from securefda.site.policy import check_moments, default_policy
 from securefda.tasks import Samples, TaskSettings, Unlabelled, load_task
 from securefda.tasks.table_statistics import (
+    CONSTANTS,
     FACTORY,
     LONGEST,
     CategoryStatistics,
     NumberStatistics,
     TableStatistics,
 )
+from securefda.tasks.tabular import FACTORY as TABULAR
 
 COLUMNS: dict[str, Any] = {
     "age": {"type": "number", "center": 50, "scale": 10},
@@ -206,3 +208,16 @@ def test_a_federations_file_gets_the_scaling_that_suits_and_stays_as_it_is_other
     assert with_scaling(text, found) == text.replace("center = 50, scale = 1e1", "center = 55, scale = 7.5")
     with pytest.raises(ConfigError, match="age has no center and scale in one line"):
         with_scaling("[task.options.columns.age]\ncenter = 50\nscale = 10\n", found)
+
+
+def test_a_model_of_another_task_or_width_holds_no_statistics(folder: Path) -> None:
+    task = statistics(folder)
+    of_rows = {CONSTANTS: torch.from_numpy(task.added("east").mean(axis=0) * task._unit)}
+    assert SharedStatistics.of(folder, task, "clinic", None, of_rows).own == task.of_site("clinic")
+    with pytest.raises(ConfigError, match=f"holds 3 sums, and the task's options ask for {task.width}"):
+        SharedStatistics.of(folder, task, "clinic", None, {CONSTANTS: torch.zeros(3)})
+    with pytest.raises(ConfigError, match="holds no statistics"):
+        SharedStatistics.of(folder, task, "clinic", None, {"classifier.bias": torch.zeros(3)})
+    other = load_task(TABULAR, TaskSettings(SITES[0], SITES[1:], data_dir=folder, options=OPTIONS))
+    with pytest.raises(ConfigError, match="holds no statistics"):
+        SharedStatistics.of(folder, other, "clinic", None, of_rows)

@@ -253,25 +253,26 @@ def check_moments(
         policy: of this site.
         features: of its rows, (n, d).
         targets: what a head fits to them, (n, c).
-        sums_only: whether the targets are statistics of columns: the rare values of one then count as usual ones. Where
-            a head is fitted they would be classes, of which none can be changed.
+        sums_only: whether the targets are statistics of columns, all of which count as numbers of a row. Rare values
+            of one then count as usual ones. Where a head is fitted, targets are classes, of which none can be changed.
 
     Returns:
-        The features, (n, d), and the targets; usual values stand in place of those that
-        ``moments.min-rows-per-category`` keeps here.
+        The features, (n, d), and the targets. Usual values stand in place of those that
+        ``moments.min-rows-per-category`` keeps here, and in statistics ``moments.min-rows-per-class`` too.
 
     Raises:
         PolicyRefusal: ``moments.min-rows`` or ``moments.min-rows-per-class``. To the aggregator, the key tells that
             the site has so few rows.
     """
-    if sums_only:
-        targets = _without_rare(policy, targets)
     _raising(refusals_of_moments)(policy, features, targets, sums_only=sums_only)
-    return _without_rare(policy, features), targets
+    bounds = policy.moments
+    if sums_only:
+        targets = _without_rare(targets, max(bounds.min_rows_per_category, bounds.min_rows_per_class))
+    return _without_rare(features, bounds.min_rows_per_category), targets
 
 
-def _without_rare(policy: SourcePolicy, columns: Floats) -> Floats:
-    rare, usual = rare_values(columns, policy.moments.min_rows_per_category)
+def _without_rare(columns: Floats, least: int) -> Floats:
+    rare, usual = rare_values(columns, least)
     return np.where(rare, usual, columns)
 
 
@@ -279,13 +280,16 @@ def refusals_of_moments(
     policy: SourcePolicy, features: Floats, targets: Floats, *, sums_only: bool = False
 ) -> Refusals:
     """Yield every refusal with which :func:`check_moments` could end, that one first."""
-    bounds, (count, width) = policy.moments, features.shape
+    bounds, count = policy.moments, len(features)
+    width, what = (targets.shape[1], "sums") if sums_only else (features.shape[1], "features")
     needed = math.ceil(bounds.min_rows * (width + 1))
     if count < needed:
-        allowed = f"at least {needed}, {bounds.min_rows:g} for each of {width} features and a constant"
+        allowed = f"at least {needed}, {bounds.min_rows:g} for each of {width} {what} and a constant"
         yield _refusal("moments.min-rows", f"second moments of {counted(count, 'row')}", allowed)
+    if sums_only:
+        return
     of_few = rare_values(targets, bounds.min_rows_per_class)[0].sum(axis=0)
-    if of_few.any() and not sums_only:
+    if of_few.any():
         asked = f"second moments of a class of {counted(int(of_few.max()), 'row')}"
         yield _refusal("moments.min-rows-per-class", asked, f"at least {bounds.min_rows_per_class}")
 
