@@ -67,7 +67,7 @@ _MOVE = 0.1
 _LONG_STEP_S = 0.5
 _LONG_ROUND_S = 10.0
 _MUCH_MEMORY = 2**30
-"""From which on an operator is told what a round costs: seconds of a step and of a round, bytes of gradients."""
+"""An operator is told about steps and rounds of so many seconds, and about gradients of so many bytes."""
 
 _HINT = "look at the site's data, or lower training.learning-rate"
 _NO_GHOST = "set training.dp.ghost-clipping = false"

@@ -68,7 +68,7 @@ def round_terms(header: Header) -> bytes:
 def _without_defaults(terms: object) -> object:
     """Terms as plain values; of a dataclass only the fields that differ from their defaults, by name.
 
-    A field that a later version adds is then absent where nobody uses it, as in the encoded message.
+    So a field that a later version adds changes nothing while it has its default, as in the encoded message.
     """
     if isinstance(terms, tuple):
         return tuple(map(_without_defaults, terms))

@@ -48,10 +48,10 @@ class HandshakeRefused(HungUp):
 
 
 _CLOSED_AFTER_HANDSHAKE = re.compile(r"failed to connect to .* ipv\S+ (Socket closed|Delayed close|(recv|send)msg)")
-"""What gRPC says of a connection that is closed after a client's last word of the handshake, and before HTTP/2 begins.
+"""gRPC's words for a connection that is closed after the client's last handshake message and before HTTP/2 begins.
 
-A source sees no more of a refused certificate: gRPC's server sends no alert. Before that word it is "Handshake read
-failed", as where the server has too many connections; after HTTP/2 has begun it is "Stream removed".
+This is all that a source sees of a refused certificate, since gRPC's server sends no alert. A connection that is closed
+earlier is "Handshake read failed", as where the server has too many; one that is closed later is "Stream removed".
 """
 
 
