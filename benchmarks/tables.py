@@ -64,7 +64,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "accuracy": {name: accuracy_table(table) for name, table in figures("accuracy")["tables"].items()},
         "demo": demo.tables(figures("demo")["rows"]),
         "round_cost": round_cost.tables(figures("round_cost")["rows"]),
-        "round_pairs": {"rounds": pairs_table(figures("round_pairs")["rows"])},
+        "round_pairs": {name: pairs_table(figures("round_pairs")[name]) for name in ("questions", "rebuilt")},
         "memory": memory.tables(figures("memory")),
         "dp_speed": dp_speed.tables(figures("dp_speed")),
         "startup": startup.tables(figures("startup")),
