@@ -67,6 +67,9 @@ class RowsOnDisk:
         Raises:
             UnfitRows: they are not one of each for every row, or a value is NaN or infinite.
         """
+        if not len(self):  # a batch for which Poisson sampling drew no row: as any row, without rows
+            any_row: tuple[Inputs, Tensor] = RowsOnDisk(self._source, torch.zeros(1, dtype=torch.long)).read()
+            return take(any_row, slice(0))  # type: ignore[no-any-return]
         if self._threads:
             with ThreadPoolExecutor(self._threads) as readers:
                 pairs = list(readers.map(self._dataset.__getitem__, self._numbers.tolist()))

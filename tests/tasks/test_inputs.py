@@ -19,7 +19,7 @@ from securefda.operations.trained import export, predict
 from securefda.privacy.private_training import require_separate_rows, train_private
 from securefda.site.privacy_account import data_set_of
 from securefda.tasks import Inputs, RowsOnDisk, Samples, Task, TaskSettings, Unlabelled, rows_of
-from securefda.tasks.inputs import UnfitRows, batched, in_memory, joined, named_tensors, shapes, take
+from securefda.tasks.inputs import UnfitRows, batched, in_memory, joined, named_tensors, row_count, shapes, take
 from securefda.training import LocalResult, TrainingSettings, build_model, evaluate, model_to_vector, train_local
 from securefda.training.training_settings import NoiseSettings
 
@@ -128,6 +128,14 @@ def test_rows_in_any_form_train_with_noise_and_are_measured(form: Any) -> None:
     measured, plain = evaluate(task, build_model(task, 0), rows), OwnRows(Samples(TABLE, LABELS))
     assert measured == evaluate(plain, build_model(plain, 0), plain.rows)
     assert measured.by_row() is not None
+
+
+@forms
+def test_a_batch_without_rows_has_the_form_of_a_row(form: Any) -> None:
+    rows = rows_of(OwnRows(form()), "source", "train").features
+    none = in_memory(take(rows, torch.zeros(ROWS, dtype=torch.bool)))
+    assert row_count(none) == 0
+    assert shapes(none) == shapes(in_memory(rows))
 
 
 def test_a_step_reads_its_own_rows_alone() -> None:
