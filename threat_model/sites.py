@@ -40,6 +40,7 @@ from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
 from securefda.training.alignment import FeatureAlignment
 from securefda.training.model_features import ClusterGap
+from securefda.training.round_progress import ProgressObserver
 from securefda.training.trainer import PermittedRows
 from securefda.transport import wire
 
@@ -143,6 +144,7 @@ class KnownUpdates:
     architecture_digest: bytes = architecture_digest(LAYERS)
     frozen_digest = b""
     repeatable = True
+    on_progress: ProgressObserver | None = None
     feature_width = WIDTH
 
     def __init__(self, index: int, updates: UpdateRule, pulls: UpdateRule = known_pull) -> None:

@@ -78,6 +78,7 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         recording = RecordingReporter(folder, watch)
         secret, about_secret = secret_of_site(config.aggregator, config.training, kit.local)
         site = target_site(config, member, meter.counts, store, secret=secret)
+        site.trainer.on_progress = partial(watch.steps, kit.site_id)
         watch.note(f"{kit.site_id} trains on {site.trains_on}")
         for note in (*about_secret, *site.notes, *([TERMS] if config.training.with_noise else [])):
             watch.note(note)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from securefda.cli.output import Verbosity, verbosity
 from securefda.operations.notes import Note
-from securefda.operations.progress import Reporter, SilentReporter
+from securefda.operations.progress import Reporter, SilentReporter, StepsOfSites
 from securefda.operations.records import (
     RULES_WITHOUT_SOURCES,
     RoundLine,
@@ -159,6 +159,9 @@ class LineReporter:
         if waiting_for and (not self._estimate.rounds or verbosity() is Verbosity.VERBOSE):
             self.note(phase_text(name, waiting_for, asked))
 
+    def steps(self, site: str, done: int, of: int) -> None:
+        """Write nothing: a line each second would fill a log."""
+
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line."""
         self.note(self._estimate.text(line))
@@ -179,6 +182,7 @@ class BarReporter:
         self._progress = progress
         self._task = progress.add_task("", total=None, round="")
         self._estimate = ProgressEstimate()
+        self._phase, self._steps = "", StepsOfSites()
 
     def round_started(self, round_number: int, rounds: int) -> None:
         """Move the bar to this round."""
@@ -189,7 +193,18 @@ class BarReporter:
 
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Show phase and sites behind the bar."""
-        self._progress.update(self._task, description=printable(phase_text(name, waiting_for, asked)))
+        self._phase = phase_text(name, waiting_for, asked)
+        self._steps.keep(waiting_for)
+        self._describe()
+
+    def steps(self, site: str, done: int, of: int) -> None:
+        """Show behind the phase how far the slowest site is in its training."""
+        self._steps.heard(site, done, of)
+        self._describe()
+
+    def _describe(self) -> None:
+        said = "; ".join(filter(None, [self._phase, self._steps.slowest()]))
+        self._progress.update(self._task, description=printable(said))
 
     def round_finished(self, line: RoundLine) -> None:
         """Advance the bar and leave the round's line above it."""

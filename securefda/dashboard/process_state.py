@@ -43,6 +43,8 @@ def describe_process(process: ProcessState, running: bool | None, rounds: str) -
     joining = process.doing == phase_words(JOIN_PHASE)
     doing = f"{process.doing[:1].upper()}{process.doing[1:]}{process.answered}"
     text = f"{doing}{place}, since {_utc(process.since)}."
+    if steps := process.steps_text(time.time()):
+        text += f" {steps[:1].upper()}{steps[1:]}."
     if any(site not in process.doing for site in process.waiting_for):
         text += f" Waiting for {names(process.waiting_for)}."
     if process.retrying:

@@ -88,6 +88,11 @@ class _Relay:
         self._phase = (name, list(waiting_for), asked)
         self._pace.due()
 
+    def steps(self, site: str, done: int, of: int) -> None:
+        """A site trains."""
+        self._shown.steps(site, done, of)
+        self._launcher.say(steps=[site, done, of])
+
     def round_finished(self, line: RoundLine) -> None:
         """A round is over."""
         self._shown.round_finished(line)

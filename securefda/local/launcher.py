@@ -243,7 +243,7 @@ class Failures:
 
 
 def _watch(sites: list[Child], reporter: Reporter) -> None:
-    """Show the aggregator's reports until it ends; the first site that fails by itself ends the run.
+    """Show the aggregator's reports and all sites' steps until it ends; the first site that fails itself ends the run.
 
     Raises:
         ProcessFailed: the cause. A site that blames another one is not it if the other says something of its own.
@@ -258,8 +258,7 @@ def _watch(sites: list[Child], reporter: Reporter) -> None:
                 site = cast(Child, key.data)
                 events = site.events()
                 has_rounds |= any("round_finished" in event for event in events)
-                if site is aggregator:
-                    _show(events, reporter)
+                _show([event for event in events if site is aggregator or "steps" in event], reporter)
                 if site.has_ended:
                     selector.unregister(site.link)
                     site.process.wait()
@@ -284,6 +283,8 @@ def _show(events: list[dict[str, Any]], reporter: Reporter) -> None:
                 reporter.round_started(number, rounds)
             case {"phase": [str(name), list(sites), int(asked)]}:
                 reporter.phase(name, [str(site) for site in sites], asked)
+            case {"steps": [str(site), int(done), int(of)]}:
+                reporter.steps(site, done, of)
             case {"round_finished": dict(line)}:
                 reporter.round_finished(cast(RoundLine, line))
             case {"note": str(text)}:

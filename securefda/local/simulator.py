@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -234,6 +235,7 @@ class SimulatedSources:
         runs = RunBook(run_book_file(folder), policy.release)
         store = self.stores.enter_context(closing(SourceStore(folder / "state.sqlite", runs)))
         site = source_site(settings, policy, self.member(site_id), store, secret=None)
+        site.trainer.on_progress = partial(self.reporter.steps, site_id)
         self.show(site_id, site.notes)
         self.record(site)
         return SourceRun(site, _SiteRecorder(self.folder, site_id, self.reporter))
@@ -288,6 +290,7 @@ class SimulatedSites(SimulatedSources):
         """Build the target with its aggregator; ``where`` says in words where the sites of this run are."""
         target = self.config.federation.target
         site = target_site(self.settings, self.member(target), meter.counts, self.store, secret=None)
+        site.trainer.on_progress = partial(self.reporter.steps, target)
         self.show(target, (f"{where}, on {site.trains_on}", *site.notes))
         run = AggregatorRun(site, run_settings(self.settings, self.roster), self.store, recording)
         self.record(site, run.run_id, meter)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.notes import Note
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import Header, Signed
+from securefda.text import duration
 
 
 class Reporter(Protocol):
@@ -19,6 +22,9 @@ class Reporter(Protocol):
 
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """The run enters phase ``name``, or still waits in it for these site ids, of the number that it asked."""
+
+    def steps(self, site: str, done: int, of: int) -> None:
+        """A site has trained ``done`` of the ``of`` steps of this round; about once a second, from any thread."""
 
     def round_finished(self, line: RoundLine) -> None:
         """A round is over, finished or lost; ``line`` is its line of metrics.jsonl."""
@@ -36,11 +42,57 @@ class SilentReporter:
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Ignore it."""
 
+    def steps(self, site: str, done: int, of: int) -> None:
+        """Ignore it."""
+
     def round_finished(self, line: RoundLine) -> None:
         """Ignore it."""
 
     def note(self, note: Note | str) -> None:
         """Ignore it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSteps:
+    """How far a site is in the training of a round; ``seconds_left`` is None while its pace is not known."""
+
+    done: int
+    of: int
+    seconds_left: float | None = None
+
+    def __str__(self) -> str:
+        """Return for example ``step 120 of 480, about 3 min left``."""
+        left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left"
+        return f"step {self.done} of {self.of}{left}"
+
+
+class StepsOfSites:
+    """What sites report of their steps. ``sites`` has the last report of each that still trains."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.sites: dict[str, SiteSteps] = {}
+        self._clock = clock
+        self._first: dict[str, tuple[float, int]] = {}
+
+    def heard(self, site: str, done: int, of: int) -> None:
+        """Take in a report, as :meth:`Reporter.steps` has it."""
+        now, known = self._clock(), self.sites.get(site)
+        if known is None or done < known.done:  # another training
+            self._first[site] = now, done
+        began, first = self._first[site]
+        left = (of - done) * (now - began) / (done - first) if done > first else None
+        self.sites[site] = SiteSteps(done, of, left)
+
+    def keep(self, sites: Collection[str]) -> None:
+        """Forget all sites but these: the run no longer waits for the others."""
+        self.sites = {site: steps for site, steps in self.sites.items() if site in sites}
+
+    def slowest(self) -> str:
+        """Describe the site with the largest share of its steps before it; empty where no site trains."""
+        if not self.sites:
+            return ""
+        site, steps = min(self.sites.items(), key=lambda one: one[1].done / one[1].of)
+        return f"{site}: {steps}"
 
 
 class SourceReporter(Protocol):

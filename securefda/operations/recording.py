@@ -105,6 +105,10 @@ class RecordingReporter:
         """Pass it on."""
         self._shown.phase(name, waiting_for, asked)
 
+    def steps(self, site: str, done: int, of: int) -> None:
+        """Pass it on."""
+        self._shown.steps(site, done, of)
+
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line and the model after it, then pass the report on."""
         self._folder.append_round(line)

@@ -32,6 +32,7 @@ from securefda import __version__
 from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.pace import INTERVAL_S, Pace
+from securefda.operations.progress import SiteSteps
 from securefda.operations.run_folder import SITES_FOLDER
 from securefda.parse import json_value
 from securefda.settings import read_toml
@@ -72,6 +73,8 @@ class ProcessState:
         waiting_of: how many sites it asked for that, these among them; 0 where it is not said.
         round: number of the round; 0 before the first.
         rounds: how many the run has; 0 where the process does not know.
+        steps: of the round's training that are done; 0 where it does not train, or has begun a second ago.
+        steps_of: how many it plans; 0 likewise.
         run: id of the run, 32 hex digits; empty before there is one.
         retrying: what it tries again and again, and why it fails, in a line; empty where it tries nothing.
         retrying_until: when it gives that up; None likewise.
@@ -97,6 +100,8 @@ class ProcessState:
     waiting_of: int = 0
     round: int = 0
     rounds: int = 0
+    steps: int = 0
+    steps_of: int = 0
     run: str = ""
     retrying: str = ""
     retrying_until: UnixTime | None = None
@@ -136,6 +141,13 @@ class ProcessState:
         words, is_soon = validity(ends, today)
         return f"certificate {words}" if is_soon else ""
 
+    def steps_text(self, now: float) -> str:
+        """How far the training of the round is, and how long it still takes; empty where it does not train."""
+        if not self.steps:
+            return ""
+        whole = (self.changed - self.since) * self.steps_of / self.steps
+        return str(SiteSteps(self.steps, self.steps_of, max(0.0, whole - (now - self.since))))
+
     def lines(self, now: float) -> list[str]:
         """Describe the state for an operator who looks at it at ``now``; the first line is a sentence of its own."""
         who = f"{self.role} {self.site}"
@@ -150,6 +162,8 @@ class ProcessState:
             lines = [f"{who}: {self.doing}{self.answered}{place}, since {clock(self.since, now)}"]
         if running is False:
             return lines
+        if self.steps:
+            lines.append(f"  {self.steps_text(now)}")
         if running is None:
             lines.append(f"  whether it still runs can be seen on {self.host} alone")
         if self.waiting_for:
@@ -201,11 +215,12 @@ class StateWriter:
             waiting_of: how many it asked; 0 where that is not said.
             facts: as :meth:`know` takes them.
         """
-        self.know(doing=doing, waiting_for=tuple(waiting_for), waiting_of=waiting_of, **facts)
+        names = tuple(waiting_for)
+        self.know(doing=doing, waiting_for=names, waiting_of=waiting_of, **{"steps": 0, "steps_of": 0, **facts})
 
     def know(self, **facts: Any) -> None:
-        """Update other facts: ``round``, ``rounds``, ``run``, ``retrying`` and ``retrying_until``, ``error``,
-        ``epsilon``, ``epsilon_limit``, ``certificate_ends``, as in :class:`ProcessState`.
+        """Update other facts, fields of :class:`ProcessState`: ``round``, ``rounds``, ``steps``, ``steps_of``, ``run``,
+        ``retrying``, ``retrying_until``, ``error``, ``epsilon``, ``epsilon_limit``, ``certificate_ends``.
 
         Nothing is written where the file says all of it already.
         """

@@ -163,6 +163,11 @@ class TargetWatch:
         self._run_log.write("debug", f"waiting for {', '.join(waiting_for)}" if waiting_for else "waiting for no site")
         self.state.set(phase_words(name), waiting_for=waiting_for, waiting_of=asked, run=self._run_log.run_id())
 
+    def steps(self, site: str, done: int, of: int) -> None:
+        """The target trains."""
+        self._shown.steps(site, done, of)
+        self.state.know(steps=done, steps_of=of)
+
     def round_finished(self, line: RoundLine) -> None:
         """A round is over."""
         self._shown.round_finished(line)
@@ -273,6 +278,11 @@ class SourceWatch:
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         """Pass it on."""
         self._shown.phase(name, waiting_for, asked)
+
+    def steps(self, site: str, done: int, of: int) -> None:
+        """This source trains."""
+        self._shown.steps(site, done, of)
+        self.state.know(steps=done, steps_of=of)
 
     def round_finished(self, line: RoundLine) -> None:
         """Pass it on."""

@@ -49,6 +49,7 @@ from securefda.text import counted, duration, human_bytes
 from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, require_steps
 from securefda.training.parameter_vectors import FlatModel
+from securefda.training.round_progress import ProgressObserver, observed
 from securefda.training.seeds import secret_torch, seeded_torch
 from securefda.training.team import Team, shared_steps
 from securefda.training.training_settings import NoiseSettings, TrainingSettings
@@ -124,6 +125,7 @@ def train_private(
     site: str,
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
+    on_progress: ProgressObserver | None = None,
     random_bytes: RandomBytes = os.urandom,
     team: Team | None = None,
 ) -> LocalResult:
@@ -145,6 +147,7 @@ def train_private(
         site: site id, for messages.
         fewest_steps: refuse to train with fewer.
         on_step: called after each step, in order, with the step after noise was added.
+        on_progress: called about once a second. It hears counts of steps, which the schedule says beforehand.
         random_bytes: source of the noise, of the rows of each step and of what layers draw; anything but ``os.urandom``
             is for tests. Dropout draws by a row's position in its step. If others knew what it draws, one more row
             would change the gradients of all rows behind it.
@@ -182,7 +185,7 @@ def train_private(
             for _ in range(schedule.steps_per_round)
         )
         with shared_steps(team, drawn) as steps:
-            for rows in steps:
+            for rows in observed(steps, schedule.steps_per_round, on_progress):
                 step((rows if team is None else team.share(rows)).to(device))
                 if on_step is not None and before is not None:
                     on_step(torch.sub(flat.values, before).cpu().numpy())

@@ -193,6 +193,7 @@ class PrivateTrainer(SiteTrainer):
             site=self.site,
             fewest_steps=fewest_steps,
             on_step=on_step,
+            on_progress=self.on_progress,
             random_bytes=self._random_bytes,
             team=self.team,
         )

@@ -110,6 +110,7 @@ def _take_part(
         shown = _SourceReporter(kit.site_id, out, reporter, watch.state)
         secret, about_secret = secret_of_site(config.source, config.training, kit.local)
         site = source_site(config, policy, member, store, secret=secret, policy_file=policy_file, team=team)
+        site.trainer.on_progress = partial(watch.steps, site_id)
         watch.note(f"{site_id} trains on {site.trains_on}")
         if accept_run:
             watch.note("--accept-run: one run beyond release.max-runs may begin; rounds without a result are forgiven")

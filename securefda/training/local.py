@@ -25,6 +25,7 @@ from securefda.training.batch_norm import settings_for_model
 from securefda.training.device import choose_device
 from securefda.training.optimizers import Optimizer, new_optimizer
 from securefda.training.parameter_vectors import FlatModel
+from securefda.training.round_progress import ProgressObserver, observed
 from securefda.training.seeds import Seed, derive_seed, new_generator, seeded_torch
 from securefda.training.support import RowSupport
 from securefda.training.team import Team, shared_steps
@@ -116,6 +117,7 @@ class RoundOptions(TypedDict):
     site: str
     fewest_steps: int
     on_step: StepObserver | None
+    on_progress: ProgressObserver | None
 
 
 class AuxiliaryLoss(Protocol):
@@ -139,6 +141,7 @@ def train_local(
     site: str,
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
+    on_progress: ProgressObserver | None = None,
     trained: slice = WHOLE_MODEL,
     add_gradient: GradientTerm | None = None,
     row_weights: Tensor | None = None,
@@ -164,6 +167,7 @@ def train_local(
         site: site id, for messages.
         fewest_steps: refuse to train with fewer; ``FEWEST_TARGET_STEPS`` at the target.
         on_step: called after each step, in order.
+        on_progress: called about once a second.
         trained: the slice of the vector that is trained; all other parameters keep their exact values.
         add_gradient: called before each step; adds a term to the gradient.
         row_weights: (n,), weight of each row's loss in the mean of its batch; None: 1 for each.
@@ -209,7 +213,7 @@ def train_local(
             before = flat.values.clone() if on_step is not None else None
             steps, record = 0, _RoundRecord(len(data))
             with shared_steps(team, batches(len(data), settings, derive_seed(seed, "batches"))) as step_rows:
-                for rows in step_rows:
+                for rows in observed(step_rows, settings.steps(len(data)), on_progress):
                     # Not set to None: the parameters keep their views into this one vector.
                     flat.gradient.zero_()
                     batch = (rows if team is None else team.share(rows)).to(device)

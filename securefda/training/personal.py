@@ -37,6 +37,7 @@ from securefda.training.memory import PersonalMemory
 from securefda.training.neighbours import KnnModel, KnnSettings
 from securefda.training.optimizers import new_optimizer
 from securefda.training.parameter_vectors import FlatModel, build_model, layer_sizes, layer_table, vector_to_model
+from securefda.training.round_progress import ProgressObserver, part_of_round
 from securefda.training.seeds import SecretSeed, Seed, derive_seed, new_generator, round_seed, seeded_torch
 from securefda.training.training_settings import TrainingSettings
 
@@ -215,6 +216,7 @@ def train_with_head(
     site: str,
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
+    on_progress: ProgressObserver | None = None,
 ) -> tuple[LocalResult, Vector]:
     """Train a site's head on the received body for ``head_epochs``, then the body under that head for ``epochs``.
 
@@ -223,6 +225,7 @@ def train_with_head(
         received: the global model, (m,) float32; its last ``len(head)`` parameters do not matter.
         head: the site's own last parameters, float32.
         on_step: called after each step of the body.
+        on_progress: called about once a second, with the steps of both.
 
     Returns:
         The round's result and the new head. The update is exactly zero in the head, the loss is over both trainings,
@@ -233,14 +236,17 @@ def train_with_head(
     """
     cut = len(received) - len(head)
     body, own = slice(0, cut), slice(cut, None)
+    of_head = replace(settings, epochs=settings.head_epochs, max_steps=0)
+    head_steps, body_steps = of_head.steps(len(data)), settings.steps(len(data))
     head_result = train_local(
         task,
         model,
         np.concatenate([received[body], head]),
         data,
-        settings=replace(settings, epochs=settings.head_epochs, max_steps=0),
+        settings=of_head,
         seed=derive_seed(seed, "head"),
         site=site,
+        on_progress=part_of_round(on_progress, after=body_steps),
         trained=own,
     )
     head = head + head_result.update[own]
@@ -255,6 +261,7 @@ def train_with_head(
         site=site,
         fewest_steps=fewest_steps,
         on_step=on_step,
+        on_progress=part_of_round(on_progress, before=head_steps),
         trained=body,
     )
     if head_result.loss is not None and result.loss is not None:

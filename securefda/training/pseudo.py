@@ -113,6 +113,7 @@ class PseudoTrainer(SiteTrainer):
             site=self.site,
             fewest_steps=fewest_steps,
             on_step=on_step,
+            on_progress=self.on_progress,
             row_weights=balanced_row_weights(labels, counts),
         )
         self.keep_statistics(run_id, round_number)

@@ -24,6 +24,7 @@ from securefda.training.parameter_vectors import (
     model_to_vector,
     vector_to_model,
 )
+from securefda.training.round_progress import ProgressObserver
 from securefda.training.seeds import SecretSeed, Seed, derive_seed, round_seed
 from securefda.training.training_settings import TrainingSettings
 
@@ -42,6 +43,7 @@ class SiteModel:
         layers: names and shapes of the federated parameters, and ``sizes`` their numbers of elements.
         architecture_digest, frozen_digest: SHA-256 of ``layers``, and of the parameters that are not federated.
         repeatable: whether the same training gives the same bits again; a GPU does not promise that.
+        on_progress: hears about once a second how far the training of a round is; None at first.
 
     Args:
         task: the site's instance of the task.
@@ -73,6 +75,7 @@ class SiteModel:
         self.task, self.site, self.rows = task, site, rows
         self.before_round = before_round or (lambda: None)
         self.memory = NoMemory() if memory is None else memory
+        self.on_progress: ProgressObserver | None = None
         self._seed = seed
         self._draws_from: Seed = seed if secret is None else secret
         self.device = choose_device(settings.device)  # so that a missing device is reported at the start of the process

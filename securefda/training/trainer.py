@@ -21,6 +21,7 @@ from securefda.training.local import Evaluation, LocalResult, RoundOptions, Step
 from securefda.training.memory import NoMemory, PersonalMemory, own_layers_key, private_modules_key
 from securefda.training.parameter_vectors import LayerTable
 from securefda.training.personal import head_size, train_with_head, vector_from_bytes
+from securefda.training.round_progress import ProgressObserver
 from securefda.training.seeds import SecretSeed
 from securefda.training.site_model import SiteModel
 from securefda.training.step_variance import (
@@ -55,6 +56,7 @@ class Trainer(Protocol):
     architecture_digest: bytes
     frozen_digest: bytes
     repeatable: bool
+    on_progress: ProgressObserver | None
 
     @property
     def feature_width(self) -> int:
@@ -196,7 +198,14 @@ class SiteTrainer(SiteModel):
         self.prepare_to_train(run_id, round_number)
         settings = self.settings.with_learning_rate_factor(factor)
         seed = self.round_seed(run_id, round_number)
-        options = RoundOptions(settings=settings, seed=seed, site=self.site, fewest_steps=fewest_steps, on_step=on_step)
+        options = RoundOptions(
+            settings=settings,
+            seed=seed,
+            site=self.site,
+            fewest_steps=fewest_steps,
+            on_step=on_step,
+            on_progress=self.on_progress,
+        )
         if align is not None:
             key = private_modules_key(run_id)
             result, modules = train_aligned(

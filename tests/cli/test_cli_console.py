@@ -8,6 +8,7 @@ import pytest
 from stand_ins import Terminal
 
 from securefda.cli.console import BarReporter, LineReporter, ProgressEstimate, console_reporter
+from securefda.operations.progress import StepsOfSites
 from securefda.operations.records import ChosenMetric, RoundLine
 from securefda.text import first_of
 
@@ -107,6 +108,34 @@ def test_a_pipe_gets_plain_lines_and_says_for_whom_the_start_waits() -> None:
         "source-1 joined",
         round_text(LINE, 50),
     ]
+
+
+def test_a_terminal_says_how_far_the_slowest_site_is_in_its_training_and_a_pipe_does_not() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        with console_reporter(stream) as reporter:
+            reporter.round_started(3, 50)
+            reporter.phase("training", ["source-1", "source-2"], 3)
+            reporter.steps("source-1", 30, 480)
+            reporter.steps("source-2", 9, 480)
+    assert "training (1 of 3; waiting for source-1, source-2); source-2: step 9 of 480" in terminal.getvalue()
+    assert pipe.getvalue() == ""
+
+
+def test_what_is_left_of_a_training_follows_from_the_pace_of_its_steps() -> None:
+    times = iter([10.0, 12.0, 20.0, 21.0])
+    steps = StepsOfSites(lambda: next(times))
+    shown = []
+    for done in (100, 150, 5):  # the last of the next round
+        steps.heard("source-1", done, 400)
+        shown.append(str(steps.sites["source-1"]))
+    assert shown == ["step 100 of 400", "step 150 of 400, about 10 s left", "step 5 of 400"]
+    steps.heard("source-2", 1, 400)
+    assert steps.slowest() == "source-2: step 1 of 400"
+    steps.keep(["source-1"])
+    assert steps.slowest() == "source-1: step 5 of 400"
+    steps.keep([])
+    assert steps.slowest() == ""
 
 
 def test_a_terminal_gets_a_bar_with_the_sites_that_are_waited_for_and_every_round_above_it() -> None:

@@ -11,10 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from stand_ins import Terminal
 
 from securefda.audit.reconcile.reconciled_runs import reconcile_folder
 from securefda.cli import main
 from securefda.samples import sample
+from securefda.training import round_progress
 
 SHORT = ["--set", "strategy.rounds=2", "--set", "strategy.warm-up-rounds=1"]
 
@@ -68,6 +70,15 @@ def test_json_on_stdout_is_the_summary_and_progress_goes_to_stderr(
     rounds = [line for line in printed.err.splitlines() if line.startswith("round ")]
     assert [line.split(":")[0] for line in rounds] == ["round 1 of 2", "round 2 of 2"]
     assert "privacy ledgers" not in printed.err
+
+
+def test_a_terminal_says_how_far_the_training_of_each_site_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_progress, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    one = ["--set", "strategy.rounds=1", "--set", "strategy.warm-up-rounds=0"]
+    assert main(["simulate", str(sample("digits")), "--out", str(tmp_path / "run"), *one]) == 0
+    for site in ("target", "source-5"):
+        assert f"{site}: step " in terminal.getvalue()
 
 
 def test_a_run_that_fails_says_so_in_summary_report_and_exit_code(

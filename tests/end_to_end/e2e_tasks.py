@@ -35,6 +35,14 @@ class RaisesInLoss(Digits):
         raise ValueError("there is no such label")
 
 
+class SlowSteps(Digits):
+    """A step takes a third of a second."""
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        time.sleep(1 / 3)
+        return super().loss(outputs, labels)
+
+
 class ManyLayers(Digits):
     """So many named layers that no header fits 64 KiB."""
 

@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 class Terminal:
     """A process whose stderr is a terminal of 200 columns; what it has shown can be waited for."""
 
-    def __init__(self, federation: Kits, site: str, *settings: str):
-        sets = [part for text in (*federation.data, *settings) for part in ("--set", text)]
-        config = federation.kit(site) / "local" / "settings.toml"
-        role = "aggregator" if site == "target" else "source"
-        command = [role, "start", "--config", str(config), *sets]
+    def __init__(self, command: Sequence[str]):
         own = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(Path(__file__).parent)]), "OMP_NUM_THREADS": "1"}
         self._screen, theirs = pty.openpty()
         environment = {**os.environ, **own, "COLUMNS": "200", "TERM": "xterm"}
@@ -83,7 +79,16 @@ class Terminal:
 
 @contextmanager
 def terminal(federation: Kits, site: str, *settings: str) -> Iterator[Terminal]:
-    shown = Terminal(federation, site, *settings)
+    sets = [part for text in (*federation.data, *settings) for part in ("--set", text)]
+    config = federation.kit(site) / "local" / "settings.toml"
+    role = "aggregator" if site == "target" else "source"
+    with terminal_of([role, "start", "--config", str(config), *sets]) as shown:
+        yield shown
+
+
+@contextmanager
+def terminal_of(command: Sequence[str]) -> Iterator[Terminal]:
+    shown = Terminal(command)
     try:
         yield shown
     finally:

@@ -9,11 +9,13 @@ import resource
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from e2e_processes import Process, assert_one_clear_line, children_of, runs
 from fork_server import REPOSITORY
-from terminals import eventually
+from terminals import eventually, terminal_of
 
+from securefda.cli import main
 from securefda.errors import ExitCode
 from securefda.operations.run_folder import read_run
 from securefda.operations.state import read_state
@@ -96,6 +98,16 @@ def test_sites_are_processes_that_share_no_file_and_a_killed_launcher_takes_them
         assert [name for name in both if not name.startswith("anon_inode:")] == []  # which has no name of its own
     run.kill()
     eventually(lambda: not any(map(runs, (server, *sites))))
+
+
+def test_a_long_round_says_on_a_terminal_and_in_the_status_how_far_each_site_is(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out"
+    file = federation(tmp_path, rounds=1, factory="e2e_tasks:SlowSteps")
+    with terminal_of(["run", str(file), "--out", str(out)]) as run:
+        run.shows(r"training alone|training; target: step \d+ of \d+")
+        run.shows(r"source-[12]: step \d+ of 15, about \d")
+        assert main(["status", str(out)]) == 0
+        assert re.search(r"source source-1: training, .*\n  step \d+ of 15, about", capsys.readouterr().out)
 
 
 def test_a_site_that_crashes_is_known_by_its_exit_code(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ class Console:
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
         self.heard.append(f"phase {name} {','.join(waiting_for)}")
 
+    def steps(self, site: str, done: int, of: int) -> None:
+        self.heard.append(f"{site} steps {done} of {of}")
+
     def note(self, note: Note | str) -> None:
         self.heard.append(f"note {note}")
 

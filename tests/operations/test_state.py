@@ -60,6 +60,21 @@ def test_a_reader_finds_what_the_process_said_last(tmp_path: Path) -> None:
     ]
 
 
+def test_a_reader_finds_how_far_a_round_of_training_is_until_the_process_does_something_else(tmp_path: Path) -> None:
+    time = Clock()
+    state = writer(tmp_path, time)
+    state.set("training", round=5, rounds=30)
+    time.now += 60
+    state.know(steps=100, steps_of=400)
+    assert state.now.lines(time.now + 10)[:2] == [
+        "source hospital-a: training, round 5 of 30, since 12:00:00",
+        "  step 100 of 400, about 3 min left",
+    ]
+    assert "step 100 of 400, about 0.00 s left" in state.now.lines(time.now + 500)[1]
+    state.set("masking its update")
+    assert not any("step" in line for line in state.now.lines(time.now))
+
+
 def test_the_end_is_written_at_once_and_nothing_after_it(tmp_path: Path) -> None:
     state = StateWriter(tmp_path, "hospital-a", "source", interval_s=3600)
     state.set("training", round=1)

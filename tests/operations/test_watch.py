@@ -37,8 +37,16 @@ def test_what_a_target_reports_reaches_the_console_as_it_was_whatever_is_kept(tm
             watch.note("hospital-a joined (1 of 3)\x1b")
             watch.round_started(3, 50)
             watch.phase("training", ("hospital-a", "hospital-b"))
+            watch.steps("clinic", 7, 40)
+            assert (watch.state.now.steps, watch.state.now.steps_of) == (7, 40)
             watch.round_finished(FINISHED)
-    heard = ["note hospital-a joined (1 of 3)\x1b", "started 3", "phase training hospital-a,hospital-b", "finished 3"]
+    heard = [
+        "note hospital-a joined (1 of 3)\x1b",
+        "started 3",
+        "phase training hospital-a,hospital-b",
+        "clinic steps 7 of 40",
+        "finished 3",
+    ]
     assert [console.heard for console in consoles] == [heard, heard]
 
 
@@ -49,6 +57,8 @@ def test_what_a_source_reports_reaches_the_console_as_it_was(tmp_path: Path) -> 
         watch.note("a note")
         watch.phase("starting")
         rounds.round_started(1, "sum", "fedgp_auto")
+        watch.steps(SITES[1], 7, 40)
+        assert (watch.state.now.steps, watch.state.now.steps_of) == (7, 40)
         rounds.alarm(FaultyAggregatorError("ORDER"))
         rounds.round_finished({"round": 1})
     assert console.heard == [
@@ -56,6 +66,7 @@ def test_what_a_source_reports_reaches_the_console_as_it_was(tmp_path: Path) -> 
         "phase starting ",
         "started 1",
         "phase round 1: training ",
+        f"{SITES[1]} steps 7 of 40",
         "alarm aggregator fails check ORDER",
         f"phase round 1: waiting for what {SITES[0]} asks for next ",
         "finished 1",

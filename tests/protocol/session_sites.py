@@ -41,6 +41,7 @@ from securefda.protocol.transcript import architecture_digest, cohort_with
 from securefda.site.policy import default_policy
 from securefda.source.source_run import SourceRun, SourceSite
 from securefda.training import Evaluation, LayerTable, LocalResult
+from securefda.training.round_progress import ProgressObserver
 
 ROUNDS = 3
 MOST_SOURCES = 7
@@ -119,6 +120,7 @@ class UnitTrainer:
         self.frozen_digest = b""
         self.n_params = WIDTH
         self.repeatable = True
+        self.on_progress: ProgressObserver | None = None
 
     def initial_model(self) -> Any:
         return np.zeros(WIDTH, np.float32)

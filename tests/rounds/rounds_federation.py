@@ -154,6 +154,8 @@ class Watch:
     def phase(self, name: str, waiting_for: Iterable[str] = (), asked: int = 0) -> None:
         self.phases.append(name)
 
+    def steps(self, site: str, done: int, of: int) -> None: ...
+
     def round_finished(self, line: RoundLine) -> None:
         self.lines.append(line)
 

@@ -50,6 +50,7 @@ from securefda.source.source_run import SourceRun, SourceSite
 from securefda.source.source_store import SourceStore
 from securefda.tasks import Samples
 from securefda.training import Evaluation, LayerTable, LocalResult, Vector
+from securefda.training.round_progress import ProgressObserver
 from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import SourceChannel
 from securefda.transport.event_loop import in_thread
@@ -70,6 +71,7 @@ class RandomTrainer:
         self.layers: LayerTable = (("parameters", (params,)),)
         self.sizes: tuple[int, ...] = (params,)
         self.repeatable = True
+        self.on_progress: ProgressObserver | None = None
         self.feature_width = 0
         self.architecture_digest = architecture_digest(self.layers)
         self.frozen_digest = b""

@@ -15,6 +15,7 @@ from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, train_local
 from securefda.training.model_features import extract_features
 from securefda.training.parameter_vectors import vector_to_model
+from securefda.training.round_progress import ProgressObserver
 from securefda.training.seeds import Seed, derive_seed, new_generator, seeded_torch
 from securefda.training.training_settings import TrainingSettings
 
@@ -33,11 +34,12 @@ def train_aligned(
     site: str,
     fewest_steps: int = 1,
     on_step: StepObserver | None = None,
+    on_progress: ProgressObserver | None = None,
 ) -> tuple[LocalResult, bytes]:
     """Train one round as :func:`securefda.training.train_local` does, with an alignment loss added.
 
     Args:
-        task, model, received, data, seed, site, fewest_steps, on_step: as for ``train_local``.
+        task, model, received, data, seed, site, fewest_steps, on_step, on_progress: as for ``train_local``.
         aligned: the rule and the features of the target's rows.
         settings: as for ``train_local``; ``settings.align`` has the weights of the losses.
         first: seed of the private modules' first weights.
@@ -70,6 +72,7 @@ def train_aligned(
         site=site,
         fewest_steps=fewest_steps,
         on_step=on_step,
+        on_progress=on_progress,
         auxiliary=loss,
     )
     own = None
