@@ -534,10 +534,9 @@ def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSe
     Raises:
         TrainingError: DP-SGD cannot train this task.
     """
-    from securefda.privacy.private_training import cost_of, require_separate_rows  # with Opacus
+    from securefda.privacy.private_training import cost_of, fitting  # with Opacus
 
-    require_separate_rows(task, model, rows, settings)
-    return cost_of(task, model, rows, settings).words()
+    return cost_of(task, model, rows, fitting(task, model, rows, settings)).words()
 
 
 def _far_features(task: Task, rows: Rows) -> list[str]:

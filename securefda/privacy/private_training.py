@@ -65,10 +65,9 @@ _SHORTEST_PROBE = 1e-3
 _MOVE = 0.1
 """Standard deviation of what is added to each parameter for a second trial: a first model may have zeros in it."""
 
-_LONG_STEP_S = 0.5
 _LONG_ROUND_S = 10.0
 _MUCH_MEMORY = 2**30
-"""An operator is told about steps and rounds of so many seconds, and about gradients of so many bytes."""
+"""An operator is told about rounds of so many seconds, and about gradients of so many bytes."""
 
 _HINT = "look at the site's data, or lower training.learning-rate"
 _NO_GHOST = "set training.dp.ghost-clipping = false"
@@ -136,14 +135,14 @@ def train_private(
     whose gradient is not finite has none. Two calls with the same arguments give different updates.
 
     Memory: per-sample gradients need one vector of length m for each row that a step drew. Ghost clipping needs none of
-    these; it takes linear layers alone, and scales a row down by a power of two, to between half the norm and the norm.
+    these; it takes linear layers alone. Both bound rows alike.
 
     Args:
         task: gives the loss of each row by itself, ``row_losses``.
         model: as for ``train_local``; rows must not mix in it, see :func:`require_separate_rows`.
         received: the global model, (m,) float32; not changed.
         data: the site's training rows.
-        settings: how to train; ``dp`` is set.
+        settings: how to train, as :func:`fitting` returns them; ``dp`` is set.
         site: site id, for messages.
         fewest_steps: refuse to train with fewer.
         on_step: called after each step, in order, with the step after noise was added.
@@ -209,13 +208,11 @@ class RoundCost:
         steps: of the round.
         step_seconds: of one step on as many rows as are expected, with its noise.
         gradient_bytes: memory for the gradient of each of these rows; 0 with ghost clipping.
-        ghost: the same with ghost clipping, where a step takes long, and it is faster and fits the model.
     """
 
     steps: int
     step_seconds: float
     gradient_bytes: int
-    ghost: RoundCost | None = None
 
     @property
     def seconds(self) -> float:
@@ -227,22 +224,16 @@ class RoundCost:
         if self.seconds < _LONG_ROUND_S and self.gradient_bytes < _MUCH_MEMORY:
             return []
         memory = f" and {human_bytes(self.gradient_bytes)} for gradients of rows" if self.gradient_bytes else ""
-        line = (
+        return [
             f"a round of training with noise takes about {duration(self.seconds)} here "
             f"({counted(self.steps, 'step')} of {self.step_seconds:.2g} s){memory}"
-        )
-        if self.ghost is not None:
-            line += (
-                f"; with training.dp.ghost-clipping = true about {duration(self.ghost.seconds)} and none of that "
-                "memory, but rows are scaled down by up to twice as much"
-            )
-        return [line]
+        ]
 
 
 def cost_of(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> RoundCost:
     """Estimate what a round costs, by one step whose result is thrown away; nothing is charged, for nothing leaves.
 
-    Args are those of :func:`require_separate_rows`, which must have passed.
+    Args are those of :func:`fitting`; ``settings`` are what it returned.
 
     Raises:
         DataError: the task's own code, or torch on its behalf, fails.
@@ -268,16 +259,8 @@ def cost_of(task: Task, model: nn.Module, data: Samples, settings: TrainingSetti
             for parameter, values in zip(model.to("cpu").parameters(), first, strict=True):
                 parameter.copy_(values)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    ghost, dp = None, settings.dp
-    if seconds > _LONG_STEP_S and not dp.ghost_clipping:
-        with suppress(TrainingError, DataError):  # of a model that ghost clipping does not fit
-            ghost = cost_of(task, model, data, replace(settings, dp=replace(dp, ghost_clipping=True)))
-    return RoundCost(
-        schedule_of(settings, len(data)).steps_per_round,
-        seconds,
-        0 if dp.ghost_clipping else 4 * trained * len(batch),
-        ghost if ghost is not None and ghost.step_seconds < seconds else None,
-    )
+    of_rows = 0 if settings.dp.ghost_clipping else 4 * trained * len(batch)
+    return RoundCost(schedule_of(settings, len(data)).steps_per_round, seconds, of_rows)
 
 
 @contextmanager
@@ -322,7 +305,7 @@ def optimizer_of(
     row_loss = _RowLoss(task)
     with _quiet():
         wrapped, optimizer = _made_private(model, row_loss, data, settings, settings.dp)
-    ghost = settings.dp.ghost_clipping
+    ghost = bool(settings.dp.ghost_clipping)
     if ghost:  # Opacus would copy each gradient, to add it to those of earlier passes: a step has one
         optimizer.accumulate = partial(_take_sums, optimizer)
     # Ghost clipping here has one backward pass and hooks of its own: see _ghost_backward
@@ -406,8 +389,8 @@ def _ghost_backward(model: nn.Module, optimizer: Any, row_loss: nn.Module, featu
     A row's gradient of a layer is the outer product of the two, so its norm is the product of theirs, and the sum over
     rows is one product of matrices. Both are made of the same numbers ("book-keeping", Bu et al. 2023): where a second
     backward pass makes the sum, as in Opacus, rounding can part it from what the first one measured, and with weights
-    made for it a gradient that was measured as nothing comes out as anything. A row is scaled by a power of two, which
-    is exact.
+    made for it a gradient that was measured as nothing comes out as anything. A row is measured again once it is
+    scaled: rounding can lengthen one that has the smallest numbers of float32, which then counts as without gradient.
 
     Norms are those of float64. Squares in float32 can come out as nothing where the gradient is large.
     """
@@ -415,29 +398,44 @@ def _ghost_backward(model: nn.Module, optimizer: Any, row_loss: nn.Module, featu
     covered = [id(parameter) for layer, _, _ in layers for parameter in _trained(layer)]
     if sorted(covered) != sorted(map(id, optimizer.params)):
         raise _no_gradient_of_each()
-    squares = torch.zeros(len(labels), dtype=torch.float64)
-    for layer, inputs, outputs in layers:
+    for _, inputs, outputs in layers:
         if inputs.dim() != 2 or outputs.dim() != 2:
             raise TrainingError("ghost clipping needs layers that see one vector of each row", hint=_NO_GHOST)
         if len(outputs) != len(labels):
             raise _no_gradient_of_each()
-        into, out = (torch.linalg.vector_norm(part.to("cpu", torch.float64), dim=1) for part in (inputs, outputs))
+    of_inputs, bound = [_lengths(inputs) for _, inputs, _ in layers], float(optimizer.max_grad_norm)
+    norms = _row_norms(layers, of_inputs)
+    factors = (bound / (norms * (1 + 1e-5) + 1e-6)).clamp(max=1.0)
+    scaled = [(layer, inputs, outputs * factors.to(outputs).unsqueeze(1)) for layer, inputs, outputs in layers]
+    fit = norms.isfinite() & (_row_norms(scaled, of_inputs) <= bound)
+    for layer, inputs, outputs in scaled:
+        rows = fit.to(outputs.device)
+        given, clipped = inputs[rows], outputs[rows]
+        for parameter in _trained(layer):
+            parameter.grad = clipped.t() @ given if parameter is layer.weight else clipped.sum(dim=0)
+
+
+_Passes = list[tuple[nn.Linear, Tensor, Tensor]]
+"""(Layer, what went in, gradient of the rows' losses by what came out) of each pass through a linear layer."""
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(rows.to("cpu", torch.float64), dim=1)
+    return lengths
+
+
+def _row_norms(passes: _Passes, of_inputs: list[Tensor]) -> Tensor:
+    """Return the norm of each row's gradient over all layers; ``of_inputs`` are the lengths of what went in."""
+    squares = torch.zeros(len(of_inputs[0]), dtype=torch.float64)
+    for (layer, _, outputs), into in zip(passes, of_inputs, strict=True):
+        out = _lengths(outputs)
         for parameter in _trained(layer):
             squares += (out * into if parameter is layer.weight else out).square()
-    norms = squares.sqrt()
-    fit = norms.isfinite()
-    exponents = torch.floor(torch.log2(optimizer.max_grad_norm / (norms[fit] * (1 + 1e-5) + 1e-6))).clamp(max=0.0)
-    for layer, inputs, outputs in layers:
-        rows = fit.to(outputs.device)
-        clipped = outputs[rows] * torch.exp2(exponents).to(outputs).unsqueeze(1)
-        for parameter in _trained(layer):
-            parameter.grad = clipped.t() @ inputs[rows] if parameter is layer.weight else clipped.sum(dim=0)
+    return squares.sqrt()
 
 
-def _through_layers(
-    model: nn.Module, row_loss: nn.Module, features: Inputs, labels: Tensor
-) -> list[tuple[nn.Linear, Tensor, Tensor]]:
-    """(layer, what went in, gradient of the rows' losses by what came out) of each pass through a linear layer."""
+def _through_layers(model: nn.Module, row_loss: nn.Module, features: Inputs, labels: Tensor) -> _Passes:
+    """The passes of these rows, with numbers as wide as the parameters': under autocast they have 16 bits."""
     passed: list[tuple[nn.Linear, Tensor, int, GradientEdge]] = []
 
     def keep(layer: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
@@ -459,7 +457,7 @@ def _through_layers(
     for (layer, inputs, version, _), gradient in zip(passed, gradients, strict=True):
         if gradient is None or inputs._version != version:  # written to after the layer had read it
             raise _no_gradient_of_each()
-        passes.append((layer, inputs, gradient))
+        passes.append((layer, inputs.to(layer.weight.dtype), gradient.to(layer.weight.dtype)))
     return passes
 
 
@@ -544,6 +542,26 @@ def _torch_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.opti
     if settings.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
     return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=settings.momentum)
+
+
+def fitting(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> TrainingSettings:
+    """Return the settings with the way to clip that the model takes, and refuse what DP-SGD cannot train.
+
+    Where the settings leave it open, that is ghost clipping if the model has nothing but linear layers that see one
+    vector of each row: it bounds rows as gradients of each row do, in less time and memory.
+
+    Args and errors are those of :func:`require_separate_rows`.
+    """
+    if settings.dp is None:
+        raise ValueError("no dp")
+    trained = [module for module in model.modules() if any(map(_is_trained, module.parameters(recurse=False)))]
+    if settings.dp.ghost_clipping is None and all(type(module) is nn.Linear for module in trained):
+        with suppress(TrainingError, DataError):  # gradients of each row may do, and say what is in their way
+            ghost = replace(settings, dp=replace(settings.dp, ghost_clipping=True))
+            require_separate_rows(task, model, data, ghost)
+            return ghost
+    require_separate_rows(task, model, data, settings)
+    return replace(settings, dp=replace(settings.dp, ghost_clipping=bool(settings.dp.ghost_clipping)))
 
 
 def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
@@ -679,9 +697,7 @@ def _require_own_gradient(task: Task, model: nn.Module, row: Samples, settings: 
     length = float(torch.linalg.vector_norm(own))
     if settings.dp is None or not _SHORTEST_PROBE < length < math.inf:
         return
-    # Ghost clipping scales by a power of two: a half, unless it measures less than the row has.
-    clip = 0.999 * length if settings.dp.ghost_clipping else length / 2
-    half = replace(settings, batch_size=1, dp=replace(settings.dp, max_grad_norm=clip))
+    half = replace(settings, batch_size=1, dp=replace(settings.dp, max_grad_norm=length / 2))
     with (
         seeded_torch(0, torch.device("cpu")),
         optimizer_of(task, model, row, half) as (optimizer, backward),

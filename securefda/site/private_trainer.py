@@ -14,7 +14,7 @@ from securefda.privacy.dp_events import DpEvent
 from securefda.privacy.ledger import Reservation
 from securefda.privacy.noise import NoiseSource
 from securefda.privacy.planning import schedule_of
-from securefda.privacy.private_training import cost_of, require_separate_rows, train_private
+from securefda.privacy.private_training import cost_of, fitting, train_private
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.secret import RandomBytes
 from securefda.rules import Moments
@@ -69,7 +69,9 @@ class PrivateTrainer(SiteTrainer):
     ) -> None:
         super().__init__(task, site, rows, settings, seed, team=team)
         task.require_own_sides(site)
-        require_separate_rows(task, self.module, rows, settings)
+        settings = self.settings = fitting(task, self.module, rows, self.settings)
+        if settings.dp is not None and settings.dp.ghost_clipping:
+            self.trains_on += ", ghost clipping"
         schedule_of(settings, len(rows))
         self.repeatable = False
         self.account = account

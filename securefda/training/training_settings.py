@@ -24,7 +24,8 @@ class NoiseSettings:
     Attributes:
         noise_multiplier: standard deviation of the noise over ``max_grad_norm``, > 0.
         max_grad_norm: the gradient of each row, over all layers, is scaled down to this norm, > 0.
-        ghost_clipping: compute the norms without each row's gradient, in less memory and time.
+        ghost_clipping: compute the norms without each row's gradient, in less memory and time; None, which a site
+            replaces before it trains: where the model takes it.
         correct_projection: subtract the noise from the squared length of the update onto which FedGP projects.
 
     Raises:
@@ -33,7 +34,7 @@ class NoiseSettings:
 
     noise_multiplier: float
     max_grad_norm: float = 1.0
-    ghost_clipping: bool = False
+    ghost_clipping: bool | None = None
     correct_projection: bool = False
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from rounds_federation import TARGET
 from rounds_private import NOISE, PrivateFederation, differing, settings_with
 from torch import nn
 
-from securefda.privacy.private_training import require_separate_rows
+from securefda.privacy.private_training import fitting
 from securefda.protocol.messages import Visibility
 from securefda.site import private_trainer
 from securefda.site.private_trainer import PrivateTrainer
@@ -49,15 +49,15 @@ EACH_ONCE = [(plan, rule) for plan, rule in EVERY_PAIR if plan == "sum" or rule 
 @pytest.fixture(autouse=True, scope="module")
 def models_are_tried_once() -> Iterator[None]:
     """Whether rows mix in a model is tried with the first trainer of its settings: all sites have the same model."""
-    tried = set[str]()
+    tried = dict[str, TrainingSettings]()
 
-    def require_once(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> None:
+    def fitting_once(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> TrainingSettings:
         if repr(settings) not in tried:
-            require_separate_rows(task, model, data, settings)
-            tried.add(repr(settings))
+            tried[repr(settings)] = fitting(task, model, data, settings)
+        return tried[repr(settings)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(private_trainer, "require_separate_rows", require_once)
+        patch.setattr(private_trainer, "fitting", fitting_once)
         yield
 
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import SimpleNamespace
+from training_private import SGD, Net, by
 
-import pytest
-from torch import nn
-from training_private import ROWS, SGD, Net, by
-from training_tasks import Line
-
-from securefda.privacy import private_training
 from securefda.privacy.private_training import RoundCost, cost_of
 from securefda.training import build_model, model_to_vector
 
@@ -35,29 +28,9 @@ def test_ghost_clipping_stores_no_gradient_of_a_row() -> None:
     assert cost_of(task, build_model(task, 0), task.train_data("source-1"), by(SGD, True)).gradient_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("network", "fits"),
-    [(nn.Linear(3, 1), True), (nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1)), False)],
-    ids=["linear", "layer norm"],
-)
-def test_ghost_clipping_is_tried_where_a_step_is_long_and_the_model_fits(
-    network: nn.Module, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(private_training, "_LONG_STEP_S", -1.0)
-    seconds = iter([0.0, 5.0, 10.0, 11.0])
-    monkeypatch.setattr(private_training, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
-    task = Line(network)
-    cost = cost_of(task, network, task.train_data("source-1"), replace(SGD, batch_size=ROWS))
-    assert cost.step_seconds == 5
-    assert (cost.ghost is not None) == fits
-    if cost.ghost is not None:
-        assert cost.ghost.step_seconds == 1
-
-
 def test_an_operator_is_told_of_a_long_round_and_of_much_memory() -> None:
-    (line,) = RoundCost(11, 20.0, 3 * 2**30, RoundCost(11, 2.0, 0)).words()
+    (line,) = RoundCost(11, 20.0, 3 * 2**30).words()
     assert line.startswith("a round of training with noise takes about 4 min here (11 steps of 20 s)")
     assert "3.0 GiB for gradients of rows" in line
-    assert "with training.dp.ghost-clipping = true about 22 s" in line
     assert RoundCost(1, 0.1, 2 * 2**30).words()
     assert not RoundCost(11, 0.5, 2**20).words()

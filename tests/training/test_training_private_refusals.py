@@ -10,11 +10,11 @@ import pytest
 import torch
 from opacus.layers import DPLSTM
 from torch import Tensor, nn
-from training_private import ROWS, SGD, WHOLE, Coupled, Net, by, fixed, silent, train, ways
+from training_private import NOISE, ROWS, SGD, WHOLE, Coupled, Net, by, fixed, silent, train, ways
 from training_tasks import Line, WithDropout
 
 from securefda.errors import ConfigError, DataError, TrainingError
-from securefda.privacy.private_training import require_separate_rows
+from securefda.privacy.private_training import fitting, require_separate_rows
 from securefda.tasks import Samples, Task
 from securefda.training import build_model, evaluate, model_to_vector, train_local
 
@@ -140,6 +140,28 @@ def test_ghost_clipping_takes_one_vector_of_each_row() -> None:
         require_separate_rows(task, task.model(), task.train_data("source-1"), by(SGD, True))
     assert "one vector of each row" in str(refused.value)
     require_separate_rows(task, task.model(), task.train_data("source-1"), by(SGD, False))
+
+
+@pytest.mark.parametrize("way", [None, True, False], ids=["auto", "true", "false"])
+@pytest.mark.parametrize("name", sorted(FIT))
+def test_ghost_clipping_is_taken_where_the_model_fits_unless_the_settings_say(name: str, way: bool | None) -> None:
+    task, settings = FIT[name], replace(SGD, dp=replace(NOISE, ghost_clipping=way))
+    taken, why = None, ""
+    try:
+        taken = fitting(task, task.model(), task.train_data("source-1"), settings).dp
+    except TrainingError as error:
+        why = str(error)
+    fits = name in LINEAR
+    assert ("takes Linear alone" in why) == (way is True and not fits)
+    assert (taken is None) == bool(why)
+    assert taken is None or taken.ghost_clipping == (fits if way is None else way)
+
+
+def test_a_layer_that_sees_several_vectors_of_a_row_is_clipped_by_gradients_of_each_row() -> None:
+    task = Line(nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Linear(1, 2), nn.Flatten(), nn.Linear(6, 1)))
+    settings = fitting(task, task.model(), task.train_data("source-1"), replace(SGD, dp=NOISE))
+    assert settings.dp is not None
+    assert settings.dp.ghost_clipping is False
 
 
 class InPlace(nn.Module):

@@ -237,8 +237,9 @@ class NoiseSection(Settings):
     max_grad_norm: Positive = 1.0
     """Norm to which the gradient of each row is scaled down."""
 
-    ghost_clipping: bool = False
-    """Whether to compute these norms without storing every row's gradient: less memory and time; linear layers only."""
+    ghost_clipping: Literal["auto", True, False] = "auto"
+    """Whether to compute these norms without storing every row's gradient: less memory and time; linear layers only.
+    `auto` does it where the model takes it. Rows are bounded alike either way."""
 
     correct_projection: bool = False
     """Whether a source corrects the norm of its update for its own noise when the FedGP rules project on it; in many
@@ -694,7 +695,8 @@ def training_settings(section: TrainingSection) -> TrainingSettings:
     from securefda.training import AlignmentSettings, NoiseSettings, TrainingSettings
 
     plain, dp = section.model_dump(include=set(TrainingSection.model_fields), exclude={"dp", "align"}), section.dp
-    noise = NoiseSettings(**dp.model_dump()) if section.with_noise else None
+    way = None if dp.ghost_clipping == "auto" else dp.ghost_clipping
+    noise = NoiseSettings(**dp.model_dump() | {"ghost_clipping": way}) if section.with_noise else None
     try:
         return TrainingSettings(**plain, align=AlignmentSettings(**section.align.model_dump()), dp=noise)
     except ValueError as error:
