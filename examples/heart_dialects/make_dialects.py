@@ -1,4 +1,4 @@
-"""Writes the tables of ../heart_tables again, each in a dialect of its own: python make_dialects.py [DIR]
+"""Writes the tables of ../heart_tables again, in German and each in a dialect: python make_dialects.py [DIR]
 
 clinic.csv has semicolons, decimal commas and Latin-1; nord.csv is the "Unicode text" of Excel, UTF-16 with tabs;
 sued.csv has commas, decimal points and other names, ages in months, sizes in centimetres; west.xlsx is an Excel file.
@@ -13,15 +13,19 @@ from pathlib import Path
 import openpyxl
 
 TABLES = Path(__file__).parent.parent / "heart_tables"
+HEADER = [
+    "Fall-Nr", "Alter", "Blutdruck", "Größe", "Cholesterin", "Puls", "Geschlecht", "Raucher", "Aufnahme", "krank",
+]  # fmt: skip
 SUED = ["Fall", "Alter_Monate", "RR", "Groesse_cm", "Cholesterin", "Puls", "Geschlecht", "Raucher", "Aufnahme", "KRANK"]
+GERMAN = {"yes": "ja", "no": "nein", "former": "früher", "f": "w"}
 
 
 def main(folder: Path) -> None:
     """Write the file of each site."""
     header, *rows = read("clinic")
     write(folder / "clinic.csv", [header, *rows], separator=";", encoding="latin-1")
-    write(folder / "nord.csv", read("nord"), separator="\t", encoding="utf-16")
-    write(folder / "sued.csv", [SUED, *map(in_sued, read("sued")[1:])], separator=",", encoding="utf-8")
+    write(folder / "nord.csv", read("north"), separator="\t", encoding="utf-16")
+    write(folder / "sued.csv", [SUED, *map(in_sued, read("south")[1:])], separator=",", encoding="utf-8")
     book = openpyxl.Workbook()
     book.properties.created = book.properties.modified = datetime(2024, 12, 31, tzinfo=UTC).replace(tzinfo=None)
     book.active.title = "Export"
@@ -33,9 +37,10 @@ def main(folder: Path) -> None:
 
 
 def read(site: str) -> list[list[str]]:
-    """Return the lines of a site's table."""
+    """Return the lines of a site's table, in German."""
     with (TABLES / f"{site}.csv").open(encoding="utf-8-sig", newline="") as file:
-        return list(csv.reader(file, delimiter=";"))
+        _, *rows = csv.reader(file, delimiter=";")
+    return [HEADER, *([GERMAN.get(cell, cell) for cell in row] for row in rows)]
 
 
 def write(path: Path, lines: Sequence[Sequence[object]], *, separator: str, encoding: str) -> None:

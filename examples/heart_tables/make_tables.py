@@ -1,7 +1,7 @@
-"""Writes the four tables of this folder: made-up patients, as the export of a German hospital system has them.
+"""Writes the four tables of this folder: made-up patients, as a spreadsheet program in Europe exports them.
 
-Semicolons between cells, decimal commas, umlauts, a byte order mark, dates, and here and there a missing value. The
-clinic's device shows a blood pressure that is 25 too high: that is its domain shift. Run: python make_tables.py [DIR]
+Semicolons between cells, decimal commas, a byte order mark, dates, and here and there a missing value. The clinic's
+device shows a blood pressure that is 25 too high: that is its domain shift. Run: python make_tables.py [DIR]
 """
 
 import csv
@@ -9,10 +9,8 @@ import random
 import sys
 from pathlib import Path
 
-HEADER = [
-    "Fall-Nr", "Alter", "Blutdruck", "Größe", "Cholesterin", "Puls", "Geschlecht", "Raucher", "Aufnahme", "krank",
-]  # fmt: skip
-SITES = [("clinic", 110, 25), ("nord", 240, 0), ("sued", 200, 5), ("west", 280, -5)]
+HEADER = ["case", "age", "pressure", "height", "cholesterol", "pulse", "sex", "smoker", "admitted", "ill"]
+SITES = [("clinic", 110, 25), ("north", 240, 0), ("south", 200, 5), ("west", 280, -5)]
 
 
 def main(folder: Path) -> None:
@@ -23,23 +21,23 @@ def main(folder: Path) -> None:
             table = csv.writer(file, delimiter=";")
             table.writerow(HEADER)
             for number in range(rows):
-                age, pressure, size = chance.gauss(58, 11), chance.gauss(130, 18), chance.gauss(1.72, 0.09)
-                smokes = chance.choice(["nein", "nein", "ja", "früher"])
+                age, pressure, height = chance.gauss(58, 11), chance.gauss(130, 18), chance.gauss(1.72, 0.09)
+                smokes = chance.choice(["no", "no", "yes", "former"])
                 cholesterol, pulse = chance.gauss(5.4, 1.1), chance.gauss(74, 12)
                 risk = (age - 58) / 11 + (pressure - 130) / 18 + (cholesterol - 5.4) / 1.4 + (pulse - 74) / 20
-                risk += {"nein": -0.3, "ja": 0.8, "früher": 0.2}[smokes]
+                risk += {"no": -0.3, "yes": 0.8, "former": 0.2}[smokes]
                 table.writerow(
                     [
                         f"{site[0].upper()}{1000 + number}",
                         round(age),
                         "" if chance.random() < 0.03 else round(pressure + device_error),
-                        f"{size:.2f}".replace(".", ","),
+                        f"{height:.2f}".replace(".", ","),
                         f"{cholesterol:.1f}".replace(".", ","),
                         round(pulse),
-                        chance.choice("mw"),
+                        chance.choice("mf"),
                         smokes,
                         f"{chance.randint(1, 28):02}.{chance.randint(1, 12):02}.2024",
-                        "ja" if risk + chance.gauss(0, 0.7) > 0.3 else "nein",
+                        "yes" if risk + chance.gauss(0, 0.7) > 0.3 else "no",
                     ]
                 )
 

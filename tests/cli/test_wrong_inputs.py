@@ -1245,7 +1245,7 @@ MIXED_UP = {
 }
 """One thing where another belongs."""
 
-HEART = "new heart --tabular tables/clinic.csv --label krank"
+HEART = "new heart --tabular tables/clinic.csv --label ill"
 HEART_TABLES = Path(__file__).parents[2] / "examples" / "heart_tables"
 
 

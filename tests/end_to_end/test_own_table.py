@@ -53,7 +53,7 @@ def test_they_end_in_a_model_of_the_table(tmp_path: Path) -> None:
     assert (run / "model.safetensors").stat().st_size > 0
     table = (work / "export.csv").read_text(encoding="utf-8-sig").splitlines()
     predictions = (work / "heart" / "predictions.csv").read_text().splitlines()
-    assert predictions[0] == "row,krank,probability ja,probability nein"
+    assert predictions[0] == "row,ill,probability no,probability yes"
     assert len(predictions) == len(table)
     assert {path.name for path in (run / "sites").iterdir()} == {"clinic", "hospital-a", "hospital-b", "hospital-c"}
     assert len({path.read_bytes() for path in (work / "heart" / "data").iterdir()}) == 4

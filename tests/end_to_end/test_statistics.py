@@ -29,27 +29,27 @@ def test_statistics_under_noise_are_charged_once_and_every_site_sees_them(
     data = at_target["data"]
     ages = [
         float(cell)
-        for site in ("nord", "sued", "west")
-        for cell in read_table(TABLES / f"{site}.csv", separator=";").cells["Alter"]
+        for site in ("north", "south", "west")
+        for cell in read_table(TABLES / f"{site}.csv", separator=";").cells["age"]
     ]
-    age = data["sources"]["Alter"]
+    age = data["sources"]["age"]
     assert age["mean"] == pytest.approx(sum(ages) / len(ages), abs=3)
     assert 0 < age["noise"] < 0.04
     assert data["site"] == "clinic"
-    assert data["own"]["Blutdruck"]["median"] > data["sources"]["Blutdruck"]["median"] + 20
-    for site in ("nord", "sued", "west"):
+    assert data["own"]["pressure"]["median"] > data["sources"]["pressure"]["median"] + 20
+    for site in ("north", "south", "west"):
         lines = [json.loads(line) for line in (run / "sites" / site / "metrics.jsonl").read_text().splitlines()]
         assert [line["epsilon"] > 0 for line in lines] == [True]
-    kit, settings = run / "kits" / "nord", run / "sites" / "nord" / "source.toml"
+    kit, settings = run / "kits" / "north", run / "sites" / "north" / "source.toml"
     code, at_source = shown(capsys, str(kit), "--config", str(settings))
     assert code == 0
     assert at_source["data"]["sources"] == data["sources"]
-    assert (at_source["data"]["site"], at_source["data"]["rows"]) == ("nord", None)
+    assert (at_source["data"]["site"], at_source["data"]["rows"]) == ("north", None)
     for given, line in (
         ([str(TABLES / "federation.toml"), "--out", str(run)], f"{run} holds a run already"),
         ([str(run), "--out", "elsewhere"], "is of a new run or a kit"),
         ([str(run), "--write", "new.toml"], "needs the federation's file"),
-        ([str(kit), "--config", str(settings), "--out", str(tmp_path)], "nord has no model.safetensors there"),
+        ([str(kit), "--config", str(settings), "--out", str(tmp_path)], "north has no model.safetensors there"),
     ):
         assert main(["statistics", *given]) != 0
         assert line in capsys.readouterr().err
