@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +237,7 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
     members = [row for row in rows if row["study"] == MEMBERSHIP]
     opened = sorted((row for row in members if row["seen"] in {SUM, STRANGERS}), key=_order)
     return {
-        "sentences": "\n".join(f"- {line}" for line in sentences(rows)),
+        "found": _found_table(members),
         "sums": _sums_table(opened),
         "model": _model_table([row for row in opened if row["seen"] == SUM]),
         "others": _others_table(sorted((row for row in members if row["seen"] in {DIFFERENCE, TARGET}), key=_by_seen)),
@@ -264,37 +264,6 @@ def _by_rows(row: Row) -> tuple[Any, ...]:
     return (row["rows"], EPSILONS.index(row["epsilon"]), row["sources"])
 
 
-def sentences(rows: Sequence[Row]) -> list[str]:
-    """What was found, in plain words, for people who decide; from the rows that are there."""
-    at = {Cell(*(row[name] for name in _KEY)): row for row in rows}
-    lines = []
-    for data, rounds in ((DIGITS, ROUNDS), (HEART, ROUNDS), (FASHION, FEW)):
-        for epsilon in EPSILONS:
-            wanted = [Cell(MEMBERSHIP, data, SUM, n, TWO_STEPS, epsilon, rounds=rounds) for n in SOURCES]
-            if present := [at[cell] for cell in wanted if cell in at]:
-                strangers = [at[one] for cell in wanted if (one := replace(cell, seen=STRANGERS)) in at]
-                lines.append(_members(present, strangers))
-    for count in (1, 8, 44):
-        found = [at.get(Cell(DIVISION, DIGITS, SUM, sources, ONE_STEP, None, count, 1)) for sources in SOURCES]
-        if present := [row for row in found if row is not None]:
-            shown_rows = ", ".join(
-                f"{100 * row['found'] / row['rows_seen']:.0f} of 100 at N = {row['sources']}" for row in present
-            )
-            what = "the only row of each source" if count == 1 else f"{count} rows of each source in one step"
-            lines.append(f"Rows rebuilt by division from {what}, without noise: {shown_rows}.")
-    for data, schedule, rounds in (
-        (DIGITS, EXAMPLE, ROUNDS),
-        (DIGITS, TWO_STEPS, ROUNDS),
-        (HEART, TWO_STEPS, ROUNDS),
-        (FASHION, TWO_STEPS, FEW),
-    ):
-        for epsilon in EPSILONS:
-            wanted = [Cell(PROPERTY, data, SUM, n, schedule, epsilon, rounds=rounds) for n in SOURCES]
-            if present := [at[cell] for cell in wanted if cell in at]:
-                lines.append(_shares(present))
-    return lines
-
-
 def told(rows: Sequence[Row]) -> dict[tuple[int, float | None], tuple[int, int]]:
     """What `securefda.site.policy.measured` has to say: members found of 100, in sums and in the model."""
     at = {Cell(*(row[name] for name in _KEY)): row for row in rows}
@@ -316,36 +285,20 @@ def _group(row: Row) -> str:
     return "women" if row["data"] == HEART else "one class"
 
 
-def _shares(rows: Sequence[Row]) -> str:
-    """How near guesses of a share come, of one data set with one noise, by number of sources."""
-    first, training = rows[0], " with the example's training" if rows[0]["schedule"] == EXAMPLE else ""
-    guessed = ", ".join(f"{row['error']:.1f} points (N = {row['sources']})" for row in rows)
-    blind = sorted({f"{row['blind']:.1f}" for row in rows}, key=float)
-    off = blind[0] if len(blind) == 1 else f"{blind[0]} to {blind[-1]}"
-    return (
-        f"{_NAMES[first['data']]}{training}, {_noise_in_words(first)}: the share of {_group(first)} among a source's "
-        f"rows is guessed to {guessed}; guessing the mean is off by {off}."
-    )
-
-
-def _noise_in_words(row: Row) -> str:
-    return "without noise" if row["epsilon"] is None else f"with noise at ε = {row['epsilon']:g}"
-
-
-def _members(rows: Sequence[Row], strangers: Sequence[Row]) -> str:
-    """What is found of members of one data set with one noise, by number of sources."""
-    known, unknown = (", ".join(_found(row, membership.SUMS) for row in one) for one in (rows, strangers))
-    model = ", ".join(_found(row, membership.MODEL) for row in rows)
-    text = (
-        f"{_NAMES[rows[0]['data']]}, {_noise_in_words(rows[0])}: an attacker who knows all rows, but not which of them "
-        f"are yours, finds, of 100 members, {known} in what {rows[0]['rounds']} rounds open, at one false alarm in a "
-        f"hundred. From the final model alone it finds {model}."
-    )
-    return f"{text} One who knows no row of the other sources finds {unknown} in the sums." if strangers else text
-
-
-def _found(row: Row, attacker: str) -> str:
-    return f"{_of_100(row['found'][attacker]['rates'][0][0])} (N = {row['sources']})"
+def _found_table(rows: Sequence[Row]) -> str:
+    """Members found of 100 at one false alarm in a hundred, by number of sources; a dash where it was not measured."""
+    at = {Cell(*(row[name] for name in _KEY)): row for row in rows}
+    views = {"sums": membership.SUMS, "final model": membership.MODEL}
+    lines = []
+    for data, rounds in ((DIGITS, ROUNDS), (HEART, ROUNDS), (FASHION, FEW)):
+        for epsilon in EPSILONS:
+            line = [f"{_NAMES[data]}, {'no noise' if epsilon is None else f'ε = {epsilon:g}'}"]
+            for attacker in views.values():
+                for n in SOURCES:
+                    row = at.get(Cell(MEMBERSHIP, data, SUM, n, TWO_STEPS, epsilon, rounds=rounds))
+                    line.append("–" if row is None else str(_of_100(row["found"][attacker]["rates"][0][0])))
+            lines.append(line)
+    return _markdown(("data, noise", *(f"{name}, N = {n}" for name in views for n in SOURCES)), lines)
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

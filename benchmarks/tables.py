@@ -2,9 +2,9 @@
 
     python benchmarks/tables.py [--check]
 
-The pages are those of ``docs/explanation`` and its folders. A table stands between ``<!-- table: FILE/NAME -->`` and
-``<!-- end -->``; FILE is the figures' file in this folder without ``.json``, NAME one of the tables made of it. Every
-table that is made stands on one page, once.
+It draws the overview's chart as well. The pages are those of ``docs/explanation`` and its folders. A table stands
+between ``<!-- table: FILE/NAME -->`` and ``<!-- end -->``; FILE is the figures' file in this folder without ``.json``,
+NAME one of the tables made of it. Every table that is made stands on one page, once.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import masking_session
 import memory
 import one_round
 import one_round_hospitals
+import overview
 import round_cost
 import scale
 import soak
@@ -84,6 +85,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "one_round": one_round.tables(figures("one_round")["rows"]),
         "fine_tuning": fine_tuning.tables(figures("fine_tuning")["means"]),
         "one_round_hospitals": one_round_hospitals.tables(figures("one_round_hospitals")["rows"]),
+        "overview": overview.tables(overview.gains(folder)),
         "gram_attack": gram_attack.tables(figures("gram_attack")["rows"]),
         "mutants": {"killed": killed_table(figures("mutants_killed")["results"])},
     }
@@ -198,12 +200,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    stale = [page for page, text in wanted.items() if text != present[page]]
+    files = {PAGES / page: text for page, text in wanted.items()}
+    files[HERE / "overview.svg"] = overview.plot(overview.gains(HERE))
+    stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check and stale:
-        print(f"stale: {', '.join(stale)}; run {COMMAND}", file=sys.stderr)
+        names = ", ".join(path.relative_to(ROOT).as_posix() for path in stale)
+        print(f"stale: {names}; run {COMMAND}", file=sys.stderr)
         return 1
-    for page in stale:
-        (PAGES / page).write_text(wanted[page], encoding="utf-8")
+    for path in stale:
+        path.write_text(files[path], encoding="utf-8")
     return 0
 
 

@@ -52,14 +52,15 @@ def svg_file(chart: Chart, about: str) -> str:
     light = dict(re.findall(r"(--\w+): ([^;]+);", style.partition("@media")[0]))
     rules = style.partition("/* rules */")[2]  # viewers of images know no variables
     rules = re.sub(r"var\((--\w+)\)", lambda found: light[found[1]], rules)
+    below = _HEIGHT + _turned(chart)
     rows = [
-        _element("g", shape + _element("text", name, x=34, y=9), transform=f"translate({_LEFT} {_HEIGHT + 16 * place})")
+        _element("g", shape + _element("text", name, x=34, y=9), transform=f"translate({_LEFT} {below + 16 * place})")
         for place, (shape, name) in enumerate(_samples(chart))
     ]
     head = _element("style", Markup(rules)) + _element("desc", about)  # noqa: S704 - ours
     paper = _element("rect", x=0, y=0, width="100%", height="100%", fill="#fff")
     inner = head + paper + Markup("").join([*_parts(chart), *rows])
-    return str(_svg(chart, inner, _HEIGHT + 16 * len(rows), xmlns="http://www.w3.org/2000/svg"))
+    return str(_svg(chart, inner, below + 16 * len(rows), xmlns="http://www.w3.org/2000/svg"))
 
 
 def describe(chart: Chart) -> str:
