@@ -1,4 +1,4 @@
-"""Write the reference pages of the manual from the code, or with --check fail where a page differs from it.
+"""Write the reference pages and a chart of the manual from the code, or with --check fail where one differs from it.
 
 The text beside each setting, field and code is the docstring that stands there in the code: the string below the field,
 or its entry under "Attributes:". A field without one is an error.
@@ -15,8 +15,10 @@ import json
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from enum import Enum
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import NoneType, UnionType
@@ -28,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 import typer.main  # noqa: E402
 
 import securefda  # noqa: E402
+from securefda import cli  # noqa: E402
 from securefda.audit.log_records import (  # noqa: E402
     EVENTS,
     Decision,
@@ -208,8 +211,8 @@ def commands() -> str:
     return page(
         "Commands",
         """\
-`securefda COMMAND --help`, or `-h`, prints the same. Every command also takes `-q` (`--quiet`: errors and the result
-alone) and `-v` (`--verbose`: every phase, and what caused an error). Results go to stdout, all else to stderr. On a
+`securefda COMMAND --help`, or `-h`, prints the same. Every command also takes `-q` (`--quiet`: only errors and the
+result) and `-v` (`--verbose`: every phase, and what caused an error). Results go to stdout, all else to stderr. On a
 terminal the words that judge have colours, unless `NO_COLOR` is set. `securefda --install-completion` makes your shell
 complete commands and options.
 
@@ -295,8 +298,8 @@ def metrics() -> str:
         """\
 Off unless `port` in `[metrics]` is set. Then they are served on 127.0.0.1, or on the address in `host`; anyone who can
 reach that address can read them. Counters begin at zero with each process. No metric carries a β or a row count;
-the task's metrics and the loss on the target's test rows, and the sources' share of the last step, are there with
-`results = true` alone.
+the task's metrics and the loss on the target's test rows, and the sources' share of the last step, are there only with
+`results = true`.
 
 The same port answers probes. `/healthz` is 200 while the process lives. `/readyz` is 200 while the aggregator listens,
 or while the source is connected to an aggregator that it has joined; otherwise 503. Neither says more.""",
@@ -425,6 +428,16 @@ def _record_field(one: Field) -> tuple[str, str, str]:
     return f"`{one.name}`", one.form.means + (", or empty" if one.optional else ""), one.means
 
 
+def epsilon() -> str:
+    """The spent epsilon over the rounds of the plan that the README shows, as the command draws it."""
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        plot = Path(folder) / "epsilon.svg"
+        plan = ["--epsilon", "4", "--delta", "1e-5", "--rounds", "12", "--samples", "239", "--batch", "32"]
+        if cli.main(["budget", "plan", *plan, "--plot", str(plot)]) != 0:
+            raise RuntimeError("budget plan has failed")
+        return plot.read_text(encoding="utf-8")
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "policy.md": policy,
@@ -432,6 +445,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "exit-codes.md": exit_codes,
     "metrics.md": metrics,
     "audit-records.md": audit_records,
+    "../pictures/epsilon.svg": epsilon,
 }
 
 
@@ -442,7 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = parser.parse_args(arguments).check
     stale = []
     for name, make in PAGES.items():
-        path, wanted = FOLDER / name, make()
+        path, wanted = (FOLDER / name).resolve(), make()
         if not path.exists() or path.read_text(encoding="utf-8") != wanted:
             stale.append(path.relative_to(ROOT).as_posix())
             if not check:

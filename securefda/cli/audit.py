@@ -202,7 +202,7 @@ def reconcile(
 ) -> int:
     """Compare the logs of all sites of a run; exit code 13 on a finding.
 
-    A site is accused alone where its own signatures or its own log settle it. What one site says of another is a
+    A site is accused alone where its own signatures or its own log settle it. What one site says about another is a
     disagreement of the two.
 
     Every log is verified first, also with the checkpoints that other sites hold of it, and the messages that are kept

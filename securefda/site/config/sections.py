@@ -216,11 +216,11 @@ class StrategySection(RuleSection, declared_by=Strategy):
     never. Needs `validation-share`. If a run ends early, every site learns that."""
 
     compare_target_only: bool = True
-    """Whether the target trains alone after the run, so that the summary can say by how much the federation helped:
-    from the run's first model for as many rounds (`target_only`), and, where the run has warm-up, from the model after
-    it for the rounds after it, at their rates (`warm_target`). No other site notices. It is not done if the target
-    trains with noise, since its ledger would be charged, nor without given labels, nor under `target_only`, which is
-    the same."""
+    """Whether the target trains alone after the run, so that the summary can say by how much the federation helped.
+    It trains from the run's first model for as many rounds (`target_only`). Where the run has warm-up, it also trains
+    from the model after it for the rounds after it, at their rates (`warm_target`). No other site notices. It is not
+    done if the target trains with noise, since its ledger would be charged, nor without given labels, nor under
+    `target_only`, which is the same."""
 
     @check
     def _the_rules_accept_it(self) -> Self:
@@ -500,7 +500,7 @@ class ModelSection(Settings):
     train, they know each model anyway: `none` only tidies up and does not protect from a source that keeps copies."""
 
     release_adapted: bool = False
-    """Whether `securefda export` may write the model that `training.adapt` made. It depends on the target's rows alone,
+    """Whether `securefda export` may write the model that `training.adapt` made. It depends only on the target's rows,
     without noise: anyone who has it can test whether a row was among them."""
 
 

@@ -81,8 +81,8 @@ class NormCapBounds(Settings):
         'At visibility "sum" the other sources\' contributions must together have at least kappa times the squared '
         "norm of this site's contribution. Otherwise large contributions are scaled down until they do; a layer in "
         "which that is impossible is left out. With 0 there is no cap: a sum may then show this site's update "
-        "nearly alone, for example if the target crafts its update so that only this site's agrees with it, or if "
-        "FedGP's filter (strategy.filter) leaves no other source in a layer.",
+        "nearly alone. The target can craft its update so that only this site's agrees with it, or FedGP's filter "
+        "(strategy.filter) can leave no other source in a layer.",
         hint="raise privacy.norm-cap-kappa at the aggregator",
     )
     granularity: Literal["layer", "model"] = key(
@@ -231,7 +231,7 @@ class WorkLimits(Settings):
     )
     attention_bound_max: Positive = key(
         1.0,
-        "How much a target can raise the weight of one source by what it publishes, under fada_attention: no source "
+        "How much a target can raise the weight of one source by what it publishes, under fada_attention. No source "
         "weighs more than e to the power of twice this number times another source with as many rows.",
         hint="lower strategy.attention-bound at the aggregator",
     )
