@@ -7,8 +7,10 @@ Markdown pages become pages of the manual; any other file is copied into it.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from enum import Enum
+from os.path import normpath
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -52,18 +54,76 @@ maximum_signature_line_length = 80
 
 html_math_renderer = "mathml"
 html_theme = "furo"
-html_title = "securefda"
+html_title = f"securefda {release}"
+html_logo = "_static/icon.svg"
+html_favicon = "_static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+html_js_files = ["manual.js"]
 html_extra_path = ["_root"]
 html_copy_source = False
 html_show_copyright = False
+
+_INDEXES = ("index", "README")
+_MARKDOWN_LINK = re.compile(r"\]\(([^)#\s:]+\.md)")
+_THREAT = re.compile(r"\b(T\d\d)\b")
+_LINKS = (nodes.reference, pending_xref, download_reference)
+
+
+def _index_above(page: PurePosixPath) -> PurePosixPath | None:
+    """The index of the page's folder or of the nearest folder above; of an index, the one above it."""
+    folders = page.parents if page.name not in _INDEXES else page.parents[1:]
+    indexes = (folder / name for folder in folders for name in _INDEXES)
+    return next((index for index in indexes if (ROOT / f"{index}.md").is_file()), None)
+
+
+def _indexes_lead_on(_app: Sphinx, docname: str, source: list[str]) -> None:
+    """The pages under an index are those that it links to, in that order: Sphinx needs no list of its own."""
+    page = PurePosixPath(docname)
+    if page.name not in _INDEXES or docname in (root_doc, "README"):
+        return
+    linked = (PurePosixPath(normpath(page.parent / link)) for link in _MARKDOWN_LINK.findall(source[0]))
+    below = dict.fromkeys(f"/{one.with_suffix('')}" for one in linked if _index_above(one.with_suffix("")) == page)
+    if below:
+        source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *below, "```\n"])
+
+
+def _sidebar_is_short(
+    _app: Sphinx, _page: str, _template: str, context: dict[str, Any], _doctree: nodes.document | None
+) -> None:
+    """The side bar has sections and their pages; what is below a page, such as single results, is behind its index."""
+    if "toctree" in context:
+        whole = context["toctree"]
+        context["toctree"] = lambda **options: whole(**options | {"maxdepth": 2})
+
+
+def _threats_are_linked(_app: Sphinx, doctree: nodes.document) -> None:
+    """The id of a threat in a text, such as T12, leads to its page."""
+    for text in list(doctree.findall(nodes.Text)):
+        if isinstance(text.parent, (nodes.paragraph, nodes.emphasis, nodes.strong)) and not _is_in_link(text):
+            parts = [_threat(part) if _THREAT.fullmatch(part) else nodes.Text(part) for part in _THREAT.split(text)]
+            text.parent.replace(text, parts)
+
+
+def _is_in_link(node: nodes.Node | None) -> bool:
+    while node is not None and not isinstance(node, _LINKS):
+        node = node.parent
+    return node is not None
+
+
+def _threat(name: str) -> nodes.Node:
+    page = f"/threat_model/threats/{name}"
+    if not (ROOT / f"{page[1:]}.md").is_file():
+        return nodes.Text(name)
+    link = pending_xref("", refdomain="std", reftype="doc", reftarget=page, refexplicit=True)
+    link += nodes.inline(name, name)
+    return link
 
 
 def _folders_are_named(app: Sphinx, doctree: nodes.document) -> None:
     """A link to a folder of the repository, which has no page, keeps its text and becomes no link."""
     here = PurePosixPath(app.env.docname).parent
-    for link in list(doctree.findall(lambda node: isinstance(node, (pending_xref, download_reference)))):
+    for link in list(doctree.findall(lambda node: isinstance(node, _LINKS))):
         target = str(link.get("reftarget", ""))
         if target and "://" not in target and (ROOT / here / target.partition("#")[0]).is_dir():
             link.replace_self(link.children)
@@ -98,5 +158,8 @@ def _block_math(translator: Any, node: nodes.math_block) -> None:
 def setup(app: Sphinx) -> None:
     """Sphinx calls this when it reads the configuration."""
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))  # the pages load nothing from afar
+    app.connect("source-read", _indexes_lead_on)
     app.connect("doctree-read", _folders_are_named)
+    app.connect("doctree-read", _threats_are_linked)
+    app.connect("html-page-context", _sidebar_is_short, priority=400)  # before the theme's own
     app.connect("autodoc-process-signature", _types_as_written)

@@ -280,7 +280,8 @@ def exit_codes() -> str:
         "## Error codes",
         """\
 With `--format json` the envelope of an error carries `error_code`. An error has one message and, where you can do
-something, a hint. Errors of a peer name the check that failed; [the protocol](protocol.md) defines these checks.""",
+something, a hint. Errors of a peer name the check that failed; [the
+specification](../../threat_model/sfda-sa-1.md#12-every-check) defines these checks.""",
         table(("error code", "exit code", "when"), rows),
         "*As found*: these errors stand for others, and end with the exit code of the first of them.",
     )

@@ -127,3 +127,12 @@ def test_links_files_commands_and_imports_of_a_page_exist(page: Path) -> None:
     assert list(missing_files(text)) == []
     assert list(wrong_commands(page)) == []
     assert list(missing_names(page)) == []
+
+
+@pytest.mark.parametrize(
+    "index", [page for page in PAGES if page.name == "index.md"], ids=lambda page: page.parent.name
+)
+def test_an_index_links_every_page_of_its_folder(index: Path) -> None:
+    """The manual's navigation is made of these links."""
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(index.read_text())}
+    assert {page for page in index.parent.glob("*.md") if page != index} - linked == set()

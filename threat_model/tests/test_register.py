@@ -1,4 +1,4 @@
-"""The register, its table and its pages: everything that they name exists."""
+"""The register and its pages: everything that they name exists, and none is stale."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ PAGES = {
     "outsider.md": {"OUT"},
     "insider.md": {"INS"},
 }
-LATER = {"sfda-sa-1.md"}
 ROW = """
 [[threat]]
 id = "T01"
@@ -118,9 +117,8 @@ def test_there_is_a_page_for_every_attacker() -> None:
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
-    pages = [FOLDER / "README.md", *(FOLDER / "attackers").glob("*.md"), *(FOLDER / "decisions").glob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)\)", page.read_text())]
-    broken = [(page.name, link) for page, link in links if link not in LATER and not (page.parent / link).exists()]
+    links = [(page, link) for page in FOLDER.rglob("*.md") for link in re.findall(r"\]\(([^)#:]+)", page.read_text())]
+    broken = [(page.name, link) for page, link in links if not (page.parent / link).exists()]
     assert broken == []
     assert len(links) > 20
 
@@ -138,24 +136,53 @@ def test_tests_of_a_threat_are_found_by_their_marks(tmp_path: Path) -> None:
     }
 
 
-def test_stale_table_is_found_and_renewed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree with one threat and the pages that state the guarantee, all of them written."""
+    for page in (generate.WORDED_IN, *generate.QUOTED_IN):
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).write_text(f"before\n{generate.BEGIN}\n> as it was\n{generate.END}\nafter\n")
+    residual = 'residual = "as in T01, T02 and T99; see decision 0001 and docs/explanation/limits.md"'
+    rows = ROW.replace('residual = "none"', residual) + ROW.replace("T01", "T02")
+    (tmp_path / "threat_model" / "threats.toml").write_text(rows)
+    (tmp_path / "threat_model" / "decisions").mkdir()
+    (tmp_path / "threat_model" / "decisions" / "0001-why.md").touch()
+    assert generate.main([], tmp_path) == 0
+    return tmp_path
+
+
+def test_a_page_links_the_threats_decisions_and_pages_it_names(tree: Path) -> None:
+    page = (tree / "threat_model/threats/T01.md").read_text()
+    links = dict(re.findall(r"\[([^\]]+)\]\(([^)]+)\)", page))
+    assert links["T02"] == "T02.md"
+    assert links["decision 0001"] == "../decisions/0001-why.md"
+    assert links["docs/explanation/limits.md"] == "../../docs/explanation/limits.md"
+    assert not {"T01", "T99"} & set(links)
+
+
+def test_a_page_of_a_threat_that_is_gone_is_found_and_removed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = tree / "threat_model/threats/T03.md"
+    gone.touch()
+    assert generate.main(["--check"], tree) == 1
+    assert capsys.readouterr().err == "stale: threat_model/threats/T03.md; run python -m threat_model.generate\n"
+    assert generate.main([], tree) == 0
+    assert not gone.exists()
+    assert generate.main(["--check"], tree) == 0
+
+
+@pytest.mark.parametrize("page", generate.QUOTED_IN)
+def test_other_words_for_the_guarantee_are_found_and_replaced(
+    page: str, tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{generate.BEGIN}\n| T01 | as it was |\n{generate.END}\nafter\n")
-    monkeypatch.setattr(generate, "README", readme)
-    monkeypatch.setattr(generate, "ROOT", tmp_path)
-    assert generate.main(["--check"]) == 1
-    assert capsys.readouterr().err == "stale: README.md; run python -m threat_model.generate\n"
-    assert "as it was" in readme.read_text()
-    assert generate.main([]) == 0
-    assert generate.main(["--check"]) == 0
-    text = readme.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert all(f"| {threat.id} |" in text for threat in register().threat)
+    written = (tree / page).read_text()
+    (tree / page).write_text(written.replace("as it was", "in other words"))
+    assert generate.main(["--check"], tree) == 1
+    assert capsys.readouterr().err == f"stale: {page}; run python -m threat_model.generate\n"
+    assert generate.main([], tree) == 0
+    assert (tree / page).read_text() == written
 
 
-def test_table_is_made_only_between_its_markers() -> None:
-    with pytest.raises(ValueError, match="markers"):
-        generate.with_table(f"{generate.BEGIN}\n{generate.BEGIN}\n{generate.END}\n", "table")
+def test_a_page_without_its_place_for_the_guarantee_is_refused(tree: Path) -> None:
+    (tree / "SECURITY.md").write_text("no place\n")
+    with pytest.raises(ValueError, match=r"SECURITY\.md"):
+        generate.main(["--check"], tree)
