@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from pathlib import Path
 
 import pytest
-from test_manual import ROOT, typed_commands
-from tutorial_runner import read_blocks
+from tutorial_runner import ROOT, TutorialRun, one_page_at_a_time
+from typed_commands import forked_line
 
 from securefda.cli import main
 
-IN_THE_TUTORIAL = ("aggregator", "source", "preflight")
-"""Commands that listen at the port of the walk-through, or wait for who does: the first tutorial runs the same ones."""
+SHORTER = 'case "$1 $2" in "run heart"*) set -- "$@" --set strategy.rounds=2 ;; esac'
+"""A run of processes that the README shows, with as few rounds as can be."""
 
 
-def test_the_commands_of_the_readme_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    monkeypatch.chdir(tmp_path)
-    ran = []
-    for block in read_blocks(ROOT / "README.md"):
-        monkeypatch.chdir(tmp_path)
-        for arguments in typed_commands(block.text) if block.language == "sh" else ():
-            if arguments[0] in IN_THE_TUTORIAL:
-                continue
-            if arguments[0] == "run":  # processes: with as few rounds as can be
-                arguments += ["--set", "strategy.rounds=2"]
-            if arguments[:2] == ["budget", "advise"]:
-                arguments += ["--epsilon", "4", "--rounds", "1", "--batch", "32", "--seeds", "1"]
-            assert main(arguments) == 0, (arguments, capsys.readouterr().err)
-            ran.append(arguments[0])
-            if arguments[0] == "new":
-                monkeypatch.chdir(tmp_path / arguments[1])  # as the command line goes on
-    assert {"new", "task", "run", "federation", "policy", "budget"} <= set(ran)
+@pytest.mark.timeout(300)
+def test_the_lines_of_the_readme_run_pasted_in_sequence(tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text(f"{SHORTER}\n{forked_line()}\n")
+    (tmp_path / "page").mkdir()
+    with one_page_at_a_time():
+        skipped = TutorialRun(ROOT / "README.md", tmp_path / "page", command=f'exec sh {tool} "$@"').run()
+    assert skipped == ["sets up an environment of its own", "four terminals"]
+    work = tmp_path / "page" / "work"
+    assert json.loads(next(work.glob("runs/*/summary.json")).read_text())["status"] == "finished"
 
 
 def test_the_budget_commands_of_the_readme_show_what_they_say(

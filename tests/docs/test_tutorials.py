@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
-import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
-from tutorial_runner import ROOT, TutorialError, TutorialRun
+from tutorial_runner import ROOT, TutorialError, TutorialRun, one_page_at_a_time
 from typed_commands import forked_line
 
 STAND_IN = Path(__file__).with_name("encoder_stand_in")
@@ -22,9 +19,7 @@ PAGES = sorted(page for page in (ROOT / "docs" / "tutorials").glob("*.md") if pa
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_the_tutorial_runs(page: Path, tmp_path: Path) -> None:
     made_here = page.stem == "pretrained-encoder" and importlib.util.find_spec("efficientnet_lite_pytorch") is None
-    # One page at a time: pages may start federations on the same port.
-    with (Path(tempfile.gettempdir()) / f"securefda-tutorials-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_page_at_a_time():
         run = TutorialRun(page, tmp_path, command=forked_line(), any_numbers=made_here)
         if made_here:
             shutil.copytree(STAND_IN, tmp_path / "work", dirs_exist_ok=True)

@@ -28,6 +28,7 @@ A comment that is none of these, right before a block, is an error; so is a bloc
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shlex
@@ -35,8 +36,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,6 +106,14 @@ def read_blocks(page: Path) -> Iterator[Block]:
                 raise TutorialError(page, number, f"no block after the marker {', '.join(markers)}")
     if markers:
         raise TutorialError(page, number, f"no block after the marker {', '.join(markers)}")
+
+
+@contextmanager
+def one_page_at_a_time() -> Iterator[None]:
+    """Wait until no other test runs a page: pages may start federations on the same port."""
+    with (Path(tempfile.gettempdir()) / f"securefda-tutorials-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass

@@ -14,7 +14,6 @@ PINNED = f"{NAME}=={VERSION}"
 INSTALLATIONS = (
     "Makefile",
     ".ci/run",
-    "README.md",
     "docs/how-to/several-machines.md",
     "docs/how-to/verify-what-you-install.md",
     "services/aggregator/Containerfile",
