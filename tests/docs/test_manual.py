@@ -120,6 +120,27 @@ def missing_names(page: Path) -> Iterator[str]:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names if not hasattr(module, alias.name))
 
 
+def names_of_the_api() -> set[str]:
+    """What the page of the API documents."""
+    text = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
+    modules = re.findall(r"automodule:: (\S+)\n   :members:", text)
+    whole = {name for module in modules for name in vars(importlib.import_module(module))}
+    return {*re.findall(r"auto(?:function|class):: (?:\w+\.)*(\w+)", text), *whole}
+
+
+def test_what_pages_import_of_securefda_is_on_the_page_of_the_api() -> None:
+    imported = {
+        alias.name: page.name
+        for page in PAGES
+        for block in read_blocks(page)
+        if block.language == "python"
+        for node in ast.walk(ast.parse(block.text))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "securefda"
+        for alias in node.names
+    }
+    assert {name: page for name, page in imported.items() if name not in names_of_the_api()} == {}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_files_commands_and_imports_of_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
