@@ -59,7 +59,6 @@ _END_S = 10.0
 _SHORTEST_S = 5.0
 _CONFIG, _MISSED = 4, 1
 _KEYS = {"device", "machine", "opacus", "parts", "revision", "size", "torch"}
-_NOTHING = "Not measured: no figures of a machine with a GPU are committed."
 
 
 class Unmeasurable(Exception):
@@ -223,7 +222,7 @@ def revision() -> str | None:
 
 
 def tables(figures: Mapping[str, Any] | None) -> dict[str, str]:
-    """A table for each part in Markdown, or why there is none."""
+    """A table for each part in Markdown; none where nothing was measured."""
     made: dict[str, Callable[[Any], str]] = {
         "tests": _tests,
         "run": _run,
@@ -233,7 +232,7 @@ def tables(figures: Mapping[str, Any] | None) -> dict[str, str]:
         "memory": _memory,
     }
     if figures is None:
-        return dict.fromkeys(("machine", *made), _NOTHING)
+        return {}
     return {"machine": _machine(figures)} | {
         part: _with_error(figures["parts"].get(part, {"error": "it was not asked for"}), table)
         for part, table in made.items()
