@@ -1,4 +1,4 @@
-"""Every command of the tutorials runs, and prints what the page says."""
+"""Every command of the tutorials, and of some how-to guides, runs, and prints what the page says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typed_commands import forked_line
 
 STAND_IN = Path(__file__).with_name("encoder_stand_in")
 """Modules named as a page's encoder and its weights; they give numbers of their own."""
-PAGES = sorted(page for page in (ROOT / "docs" / "tutorials").glob("*.md") if page.name != "index.md")
+HOW_TO = ("your-pytorch-project",)
+PAGES = [
+    *sorted(page for page in (ROOT / "docs" / "tutorials").glob("*.md") if page.name != "index.md"),
+    *(ROOT / "docs" / "how-to" / f"{name}.md" for name in HOW_TO),
+]
 
 
 @pytest.mark.timeout(1200)
