@@ -12,7 +12,7 @@ from typed_commands import forked_line
 
 STAND_IN = Path(__file__).with_name("encoder_stand_in")
 """Modules named as a page's encoder and its weights; they give numbers of their own."""
-HOW_TO = ("your-pytorch-project",)
+HOW_TO = ("certificates", "your-pytorch-project")
 PAGES = [
     *sorted(page for page in (ROOT / "docs" / "tutorials").glob("*.md") if page.name != "index.md"),
     *(ROOT / "docs" / "how-to" / f"{name}.md" for name in HOW_TO),
