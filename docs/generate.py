@@ -259,6 +259,28 @@ def _parameter(item: Any) -> tuple[str, str, str, str]:
     return name, taken, shown, markdown(item.help or "")
 
 
+_LOOK_AT = {
+    ExitCode.OK: "",
+    ExitCode.FAILED: "the line; if it names your task, the task's code",
+    ExitCode.CONNECTION: "the address, the firewall, whether the other process runs; a named check",
+    ExitCode.CONFIG: "the named key or file",
+    ExitCode.POLICY: "the named key; `securefda policy check`",
+    ExitCode.BUDGET: "[Train with noise](../how-to/train-with-noise.md#when-the-ledger-stops-training)",
+    ExitCode.QUORUM: "the consoles of the sources that are missing",
+    ExitCode.AUDIT: "[Respond to a finding](../how-to/respond-to-a-finding.md)",
+    ExitCode.CERTIFICATE: "[Certificates](../how-to/certificates.md)",
+    ExitCode.INTERRUPTED: "",
+    ExitCode.TERMINATED: "",
+}
+
+
+def _restart(code: ExitCode) -> str:
+    """Whether a supervisor should start a site's process again after this code."""
+    if code is ExitCode.TERMINATED or code.blames_another:
+        return "yes"
+    return "no" if code in (ExitCode.OK, ExitCode.INTERRUPTED) else "a person first"
+
+
 def exit_codes() -> str:
     """Exit codes, and which errors end a command with each."""
     for module in pkgutil.walk_packages(securefda.__path__, "securefda."):
@@ -271,12 +293,16 @@ def exit_codes() -> str:
         if error.__module__.startswith("securefda."):
             errors[error.__name__] = error
         left += error.__subclasses__()
-    codes = [(f"`{code.value}`", f"`{code.name}`", described(ExitCode, code.name)) for code in ExitCode]
+    codes = [
+        (f"`{code.value}`", f"`{code.name}`", described(ExitCode, code.name), _LOOK_AT[code], _restart(code))
+        for code in ExitCode
+    ]
     rows = [(f"`{name}`", _code(error), summary_of(error)) for name, error in sorted(errors.items())]
     return page(
         "Exit codes and error codes",
-        "Every command and every process ends with one of these codes.",
-        table(("code", "name", "meaning"), codes),
+        "Every command and every process ends with one of these codes. "
+        "[When something fails](../how-to/when-something-fails.md) goes from a line on the console to what to do.",
+        table(("code", "name", "meaning", "look at", "start the process again"), codes),
         "## Error codes",
         """\
 With `--format json` the envelope of an error carries `error_code`. An error has one message and, where you can do

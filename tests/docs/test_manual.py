@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -118,6 +120,23 @@ def missing_names(page: Path) -> Iterator[str]:
             if isinstance(node, ast.ImportFrom) and node.module and "securefda" in node.module:
                 module = importlib.import_module(node.module)
                 yield from (f"{node.module}.{alias.name}" for alias in node.names if not hasattr(module, alias.name))
+
+
+def lines_of_the_runbook() -> Iterator[str]:
+    """What the tables with a first column "line" say that a process prints, without what stands for anything."""
+    text = (ROOT / "docs/how-to/when-something-fails.md").read_text(encoding="utf-8")
+    for table in re.findall(r"^\| line \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE):
+        for row in table.splitlines():
+            for code in _CODE.findall(row.split(" | ")[0]):
+                yield from (part for part in map(str.strip, code.split("…")) if len(part) > 3)
+
+
+def test_the_lines_of_the_runbook_are_lines_of_the_code() -> None:
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "securefda").rglob("*.py"))
+    printed = re.sub(r'"\n *f?"', "", code) + os.strerror(errno.ENOSPC)
+    lines = list(lines_of_the_runbook())
+    assert len(lines) > 40
+    assert [line for line in lines if line not in printed] == []
 
 
 def names_of_the_api() -> set[str]:
