@@ -38,6 +38,7 @@ import one_round_hospitals
 import overview
 import round_cost
 import scale
+import sizing
 import soak
 import startup
 from mutators import PACKAGES, package_of
@@ -78,6 +79,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
+        "sizing": sizing.from_files(folder),
         "soak": soak.tables(figures("soak")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "adaptation": adaptation.tables(figures("adaptation")["rows"]),
