@@ -43,6 +43,7 @@ from securefda.audit.log_records import (  # noqa: E402
 )
 from securefda.cli.app import app  # noqa: E402
 from securefda.errors import ExitCode, SecureFdaError  # noqa: E402
+from securefda.glossary import WORDS  # noqa: E402
 from securefda.operations.logs import OperationalLog, Place  # noqa: E402
 from securefda.operations.metrics import SourceMetrics, TargetMetrics  # noqa: E402
 from securefda.operations.records import (  # noqa: E402
@@ -465,6 +466,19 @@ def epsilon() -> str:
         return plot.read_text(encoding="utf-8")
 
 
+def glossary() -> str:
+    """Every word, what it means, and what others call it."""
+    rows = (
+        (f"[{name}](../{word.page})" if word.page else name, word.means, word.elsewhere)
+        for name, word in sorted(WORDS.items(), key=lambda item: item[0].casefold())
+    )
+    return page(
+        "Glossary",
+        "The manual uses one word for each idea. A word with a link has a page that says more.",
+        table(("word", "what it means", "elsewhere"), rows),
+    )
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "policy.md": policy,
@@ -473,6 +487,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "metrics.md": metrics,
     "audit-records.md": audit_records,
     "../pictures/epsilon.svg": epsilon,
+    "glossary.md": glossary,
 }
 
 

@@ -16,6 +16,7 @@ from securefda.audit.reconcile.run_verdict import finding_line, gathered
 from securefda.audit.report import party_charts, tables, words
 from securefda.audit.report.overview import all_flows, unreported
 from securefda.audit.report.sources import Sources
+from securefda.glossary import entries
 from securefda.pages.html import static_page
 from securefda.pages.parts import Charts, Facts, Fold, Line, Lines, Page, Part, Section, State, Tiles, Tone
 from securefda.text import counted, names
@@ -41,31 +42,12 @@ _WHAT_TO_DO: Final = {
 GENERATOR: Final = "securefda audit report"
 MOST_POINTS: Final = 40
 MOST_LINES: Final = 60
-GLOSSARY: Final = (
-    ("site, source, target", "A site is an organisation of the federation. Sources train on their rows and hand in "
-     "updates; the target trains too, sums what they hand in, and gets the model."),
-    ("roster", "The signed list of the sites with their public keys. An epoch is one state of it."),
-    ("run, round", "A run is one training. In a round each source gets the model, trains, and hands in one update."),
-    ("second moments", "Sums over a site's rows of products of their features, and of features and labels. Under the "
-     "rule analytic a source hands them in once, in place of an update; what is said of updates holds of them too."),
-    ("log, record", "Each site writes a record of what it is about to send, what it received, and what happened, into "
-     "its own log of the run."),
-    ("checkpoint, cosigned", "A site signs the number and the digest of its records: a checkpoint. Another site "
-     "cosigns it once it has seen that it continues the one before. So a site cannot tell two stories unnoticed."),
-    ("verified", "The records are those that the site signed, in their order, none missing, none changed."),
-    ("evidence", "The signed messages that a site keeps beside its log. They prove to a third person what passed."),
-    ("individual, cohort, sum", "At which visibility the target sees an update: by itself and in clear; as a term of a "
-     "cohort's sum; or as a term of one sum over all."),
-    ("masked", "An update that only the sum over enough sources makes readable."),
-    ("g_T", "The target's own update, which some rules send to the sources."),
-    ("ε, δ", "What noise bounds: how much all that left a site can tell of any one row. Smaller is less. δ is the "
-     "chance with which the bound need not hold."),
-    ("β", "How much weight the rule gives to the sources against the target's own update."),
-    ("norm cap", "A bound on how large a source's contribution to the sum is, per layer."),
-    ("refusal", "A site's own policy, or its checks, kept it from taking part. That is the policy at work."),
-    ("abort, alarm", "A site ended a session; an alarm says that a check failed as no honest peer makes it fail."),
+GLOSSARY: Final = entries(
+    ("site", "source", "target", "roster", "run", "round", "second moments", "log, record", "checkpoint, cosigned",
+     "verified", "evidence", "individual, cohort, sum", "masked", "g_T", "ε, δ", "β", "norm cap", "refusal",
+     "abort, alarm")
 )  # fmt: skip
-"""Words of the page, for readers who have not run a federation."""
+"""Words of the page."""
 PROVES: Final = (
     "Of each log that is marked as verified: the records under its newest checkpoint are those that the site's key "
     "signed, in their order, none missing, none changed. The few records behind it are counted on this page too, and "
