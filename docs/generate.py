@@ -41,7 +41,7 @@ from securefda.audit.log_records import (  # noqa: E402
     Record,
     fields_of,
 )
-from securefda.cli.app import app  # noqa: E402
+from securefda.cli.app import GROUPS, app  # noqa: E402
 from securefda.errors import ExitCode, SecureFdaError  # noqa: E402
 from securefda.glossary import WORDS  # noqa: E402
 from securefda.operations.logs import OperationalLog, Place  # noqa: E402
@@ -201,14 +201,16 @@ def commands() -> str:
     """Every command with its arguments and options."""
     root = typer.main.get_command(app)
     parts = []
-    for path, command in leaves(root, ()):
-        name = " ".join(("securefda", *path))
-        arguments = [item for item in command.params if not item.opts[0].startswith("-")]
-        usage = " ".join([name, *(item.metavar or item.name.upper() for item in arguments), "[OPTIONS]"])
-        parts += [f"## {name}", markdown(" ".join((command.help or "").split())), f"```text\n{usage}\n```"]
-        rows = [_parameter(item) for item in command.params if not getattr(item, "hidden", False)]
-        if rows:
-            parts.append(table(("argument or option", "values", "default", "what it means"), rows))
+    for heading, names in GROUPS.items():
+        parts.append(f"## {heading}")
+        for path, command in (leaf for name in names for leaf in leaves(root.commands[name], (name,))):
+            name = " ".join(("securefda", *path))
+            arguments = [item for item in command.params if not item.opts[0].startswith("-")]
+            usage = " ".join([name, *(item.metavar or item.name.upper() for item in arguments), "[OPTIONS]"])
+            parts += [f"### {name}", markdown(" ".join((command.help or "").split())), f"```text\n{usage}\n```"]
+            rows = [_parameter(item) for item in command.params if not getattr(item, "hidden", False)]
+            if rows:
+                parts.append(table(("argument or option", "values", "default", "what it means"), rows))
     return page(
         "Commands",
         """\
@@ -231,7 +233,8 @@ def leaves(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
         yield path, command
         return
     for name, one in inner.items():
-        yield from leaves(one, (*path, name))
+        if not one.hidden:
+            yield from leaves(one, (*path, name))
 
 
 def _parameter(item: Any) -> tuple[str, str, str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +48,43 @@ def _quieter(value: bool) -> None:
         set_verbosity(Verbosity.QUIET)
 
 
+GROUPS: Mapping[str, Mapping[str, Any]] = {
+    "Try, on this machine": {
+        "demo": training.demo,
+        "new": new.new,
+        "task": task.app,
+        "features": features.features,
+        "statistics": statistics.statistics,
+        "run": training.run,
+        "simulate": training.simulate,
+        "runs": runs.app,
+        "predict": runs.predict,
+        "export": runs.export,
+        "bench": bench.app,
+    },
+    "Operate a site": {
+        "federation": federation.app,
+        "site": site.app,
+        "kit": kit.app,
+        "config": config.app,
+        "preflight": preflight.preflight,
+        "aggregator": processes.aggregator,
+        "source": processes.source,
+        "status": status.status,
+        "dashboard": dashboard.dashboard,
+    },
+    "Decide what may leave": {
+        "policy": policy.app,
+        "budget": budget.app,
+    },
+    "Audit what left": {
+        "audit": audit.app,
+        "threats": threats.threats,
+    },
+}
+"""Every command under one heading, in the order in which ``--help`` and the reference list them."""
+
+_MOST_NEAR = 4
 _verbosity = typer.Typer()
 
 
@@ -102,43 +141,55 @@ class _Group(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
         """List the commands, each with the whole first sentence of its help."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(1000)) for name, command in self.commands.items()])
+        self._list("Commands", self.commands, formatter)
+
+    def _list(self, heading: str, names: Iterable[str], formatter: Any) -> None:
+        shown = {name: one.get_short_help_str(1000) for name, one in self.commands.items() if not one.hidden}
+        column = max(map(len, shown))  # the same below every heading
+        rows = [(name.ljust(column), shown[name]) for name in names if name in shown]
+        with formatter.section(heading):
+            formatter.write_dl(rows)
+
+
+class _Root(_Group):
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
+        """List the commands in their groups."""
+        for heading, names in GROUPS.items():
+            self._list(heading, names, formatter)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find the command; a name that is none gets the near ones, with those that are within another command."""
+        if not (args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing):
+            ctx.fail(f"No such command {args[0]!r}.{self._near(args[0])}")
+        return super().resolve_command(ctx, args)
+
+    def _near(self, asked: str) -> str:
+        """Return the commands whose name, or the last word of it, is near to what was asked for."""
+        named = {name: [name] for name in self.commands}
+        for group, command in self.commands.items():
+            for name, inner in getattr(command, "commands", {}).items():
+                if not inner.hidden:
+                    named.setdefault(name, []).append(f"{group} {name}")
+        words = [asked] if asked in named else get_close_matches(asked, named)
+        near = [command for word in words for command in named[word]]
+        return f" Did you mean {', '.join(near[:_MOST_NEAR])}?" if near else ""
 
 
 app = typer.Typer(
     name="securefda",
-    cls=_Group,
+    cls=_Root,
     help="Federated domain adaptation under secure aggregation.",
     context_settings={"help_option_names": ["-h", "--help"]},
     # A traceback of an unforeseen error must not print local variables: they may hold keys and data rows.
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("demo")(training.demo)
-app.command("run")(training.run)
-app.command("simulate")(training.simulate)
-app.command("status")(status.status)
-app.command("new")(new.new)
-app.command("statistics")(statistics.statistics)
-app.command("features")(features.features)
-app.command("preflight")(preflight.preflight)
-app.command("dashboard")(dashboard.dashboard)
-app.command("predict")(runs.predict)
-app.command("export")(runs.export)
-app.command("threats")(threats.threats)
-app.add_typer(federation.app, name="federation")
-app.add_typer(site.app, name="site")
-app.add_typer(kit.app, name="kit")
-app.add_typer(task.app, name="task")
-app.add_typer(config.app, name="config")
-app.add_typer(policy.app, name="policy")
-app.add_typer(budget.app, name="budget")
-app.add_typer(audit.app, name="audit")
-app.add_typer(processes.aggregator, name="aggregator")
-app.add_typer(processes.source, name="source")
-app.add_typer(runs.app, name="runs")
-app.add_typer(bench.app, name="bench")
+for _commands in GROUPS.values():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name)
+        else:
+            app.command(_name)(_command)
 
 
 def _give_verbosity_options(group: typer.Typer) -> None:

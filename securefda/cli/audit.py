@@ -13,7 +13,7 @@ from securefda.cli.output import Format, print_outcome
 if TYPE_CHECKING:
     from securefda.audit.verification import Outcome
 
-app = typer.Typer(help="Audit logs: verify, read and follow them.")
+app = typer.Typer(help="Verify, read, follow and compare audit logs.")
 
 LogArgument = Annotated[
     Path, typer.Argument(metavar="LOG", help="A log: KIT/local/audit/RUN, or a copy of that folder; or a kit.")

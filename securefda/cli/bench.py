@@ -19,7 +19,7 @@ from securefda.text import aligned
 if TYPE_CHECKING:
     from securefda.bench.accuracy.accuracy_bench import Accuracy, Comparison
 
-app = typer.Typer(help="Measure on this machine.")
+app = typer.Typer(help="Measure accuracy and masking on this machine.")
 
 
 class Graph(StrEnum):

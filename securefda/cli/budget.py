@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from securefda.site.config import AggregatorConfig, SourceConfig
     from securefda.tasks import Rows
 
-app = typer.Typer(help="A site's budget of differential privacy: its ledger, what is spent, and plans.")
+app = typer.Typer(help="Plan and open a site's privacy budget, and see what is spent.")
 
 _MOST_ROUNDS = 10_000
 """Epsilon is computed after every round."""

@@ -23,10 +23,11 @@ def dashboard(
     ] = 0,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Show a site's run in the browser of this machine, until Ctrl-C: read-only, and only with the URL it prints.
+    """Show a site's run in the browser of this machine.
 
-    Of a target: rounds, accuracy, β, sources, phases, alarms. Of a source: what left it and to whom, ε against its
-    limit, its policy in words.
+    The pages are there until Ctrl-C, read-only, and only for those who have the URL that it prints. Of a target:
+    rounds, accuracy, β, sources, phases, alarms. Of a source: what left it and to whom, ε against its limit, its policy
+    in words.
     """
     try:
         from securefda.dashboard.page_server import serve

@@ -48,7 +48,10 @@ def features(
     device: Annotated[Device, typer.Option("--device", help="Where to encode, as training.device.")] = Device.AUTO,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Encode a site's images into a file of features, which the task `features` reads. Goes on where it was."""
+    """Encode a site's images into a file of features.
+
+    The task `features` reads it. Called again, it goes on where it was.
+    """
     from securefda.disk import require_new
 
     if out.suffix != ".safetensors":

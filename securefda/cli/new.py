@@ -46,10 +46,10 @@ def new(
     encoding: Annotated[str, typer.Option("--encoding", help="Of the file; default: as the file shows.")] = "",
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Make a folder with a federation on your own rows, a policy, and a test that passes.
+    """Make a folder with a federation on your own rows.
 
-    With --tabular, --images or --features the task is built in, and there is no code to write. Without, it is a small
-    Python class to fill in. Nothing is ever overwritten.
+    It has a policy, too, and a test that passes. With --tabular, --images or --features the task is built in, and there
+    is no code to write. Without, it is a small Python class to fill in. Nothing is ever overwritten.
     """
     of_tables = {
         "--label": label,

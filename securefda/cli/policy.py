@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from securefda.local.policy_check import Verdict
     from securefda.site.kit import Kit as StartupKit
 
-app = typer.Typer(help="Explain, check, sign and start a site's policy.")
+app = typer.Typer(help="Explain, check and sign what may leave a site.")
 
 _POLICY_HELP = "A site's startup kit, or a policy.toml."
 

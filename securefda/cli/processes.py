@@ -12,8 +12,8 @@ import typer
 from securefda.cli.options import Launcher, OutputFormat, Overrides, interruptible
 from securefda.cli.output import Format, print_result, say
 
-aggregator = typer.Typer(help="The target's process.")
-source = typer.Typer(help="A source's process.")
+aggregator = typer.Typer(help="Start the target's process.")
+source = typer.Typer(help="Start a source's process.")
 
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The site's settings file.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for state and results; overrides the file.")]

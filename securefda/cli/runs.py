@@ -158,7 +158,10 @@ def predict(
     task_class: TaskClass = "",
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Say what the model of a run predicts for rows of your own, as CSV. Everything stays on this machine."""
+    """Predict labels of your own rows with the model of a run.
+
+    It prints CSV. Everything stays on this machine.
+    """
     from securefda.disk import require_new
     from securefda.operations.run_folder import replace_file
     from securefda.operations.trained import Which, as_csv, predict, trained_model
@@ -193,10 +196,10 @@ def export(
     data_dir: DataDir = None,
     task_class: TaskClass = "",
 ) -> None:
-    """Write the model of a run for other software, and check that the file gives the same outputs.
+    """Write the model of a run for other software.
 
-    A head of the target's own (`strategy.head`) is left out: it is rows of the target. Prefer ONNX: torch still reads
-    TorchScript, but has deprecated it.
+    It checks that the file gives the same outputs. A head of the target's own (`strategy.head`) is left out: it is rows
+    of the target. Prefer ONNX: torch still reads TorchScript, but has deprecated it.
     """
     from securefda.disk import require_new
     from securefda.operations.model_card import write_card

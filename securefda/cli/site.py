@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from securefda.site.home import Joined
     from securefda.site.request import SiteRequest
 
-app = typer.Typer(help="Make a site's keys at the site, ask to be enrolled, and join.")
+app = typer.Typer(help="Make a site's keys at home, ask to be enrolled, and join.")
 
 
 @app.command("init")

@@ -49,7 +49,10 @@ def statistics(
     fresh: Fresh = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Add up counts, means, deviations, bins and label balance over the sources' tables: one masked sum, one round."""
+    """Describe the sources' tables by one masked sum.
+
+    It takes one round, and holds counts, means, deviations, bins and label balance over all sources.
+    """
     from securefda.disk import read_whole, require_new
     from securefda.operations.run_folder import METRICS_FILE, SUMMARY_FILE, replace_file
     from securefda.site.config import load_federation

@@ -18,10 +18,10 @@ def status(
     place: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, a startup kit, or a settings file.")],
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Say what a process is doing, in which round it is and whom it waits for; or that it is gone.
+    """Say what a site's process is doing, and whom it waits for.
 
-    Of a run on one machine it says so for every site. Of a kit with several runs it shows the one that goes on, or the
-    last one.
+    It also says in which round it is, or that it is gone. Of a run on one machine it does so for every site. Of a kit
+    with several runs it shows the one that goes on, or the last one.
     """
     from securefda.operations.state import find_states
 

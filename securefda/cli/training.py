@@ -52,7 +52,10 @@ def run(
     fresh: Fresh = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Run a federation here: one process per site, mutual TLS, real ports. An interrupted run goes on in its folder."""
+    """Run a federation on this machine, one process per site.
+
+    Mutual TLS, real ports. An interrupted run goes on in its folder.
+    """
     _one_run(file, out, overrides, seed, output, fresh=fresh)
 
 
@@ -75,7 +78,7 @@ def simulate(
     launcher: Launcher = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Run the same rounds in memory, all sites in one process: for experiments. With Ray, for many sources."""
+    """Run the same rounds in one process, for experiments. With Ray, for many sources."""
     from securefda.local.launched import launched
     from securefda.local.ray_engine import RaySettings
 
@@ -96,7 +99,10 @@ def demo(
     seed: Seed = 0,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """A clinic and three hospitals: one process per site, masked updates; then what else the clinic could have done."""
+    """Run a clinic and three hospitals, beside the clinic alone.
+
+    One process per site, masked updates; then what else the clinic could have done.
+    """
     from securefda.bench.accuracy.columns import RULES, Schedule
     from securefda.cli.console import console_reporter
     from securefda.local.children import Starter

@@ -44,6 +44,41 @@ def test_every_command_takes_h_q_and_v(path: tuple[str, ...], capsys: pytest.Cap
     assert capsys.readouterr().out == help_text
 
 
+def test_every_command_is_one_line_below_one_heading(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split()[0] for line in lines[lines.index("Try, on this machine:") :] if line.startswith("  ")]
+    assert sorted(listed) == sorted(path[0] for path in EVERY if len(path) == 1)
+    headings = [line.split()[0].rstrip(",") for line in lines if re.fullmatch(r"[A-Z].*:", line)]
+    assert headings == ["Options:", "Try", "Operate", "Decide", "Audit"]
+
+
+def test_a_command_that_processes_give_each_other_is_not_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["source", "--help"]) == 0
+    assert "follow" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        ("rn", "run, runs"),
+        ("polcy", "policy"),
+        ("explain", "config explain, policy explain"),
+        ("audit verfy", "verify"),
+        ("follow", ""),
+        ("xyz", ""),
+    ],
+)
+def test_a_command_that_is_none_gets_near_names(typed: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed.split()) == 4
+    err = capsys.readouterr().err.splitlines()
+    assert err[0] == f"error: arguments: no such command '{typed.rsplit(maxsplit=1)[-1]}'"
+    assert err[1] == (f"hint: did you mean {near}?" if near else "hint: securefda --help lists what there is")
+
+
 def examples() -> Iterator[str]:
     """Every ``KEY=VALUE`` of a help text that names a key of a settings file."""
     for command in EVERY.values():
