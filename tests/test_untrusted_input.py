@@ -352,9 +352,11 @@ READERS = {
         b'{"request":@,"signing_proof":"","tls_proof":"","renewal_proof":""}',
         inner=b'{"version":@}',
     ),
-    "site.policy.signed._parse": Reader(in_kit("local/policy.sig"), b'{"policy":"","site_signature":@}'),
+    "site.policy.signed._parse": Reader(
+        in_kit("local/policy.sig"), b'{"policy":"","policy_text":"","site_signature":@}'
+    ),
     "site.policy.signed._Statement.parse": Quoted(
-        in_kit("local/policy.sig"), b'{"policy":@,"site_signature":""}', inner=b'{"version":@}'
+        in_kit("local/policy.sig"), b'{"policy":@,"policy_text":"","site_signature":""}', inner=b'{"version":@}'
     ),
     "protocol.roster.SignedRoster.from_bytes": Reader(
         lambda _, data: SignedRoster.from_bytes(data), b'{"roster":"","ca_signature":"","member_signatures":@}'

@@ -79,11 +79,15 @@ def shown(text: str, stream: TextIO) -> str:
     return painted(text if width is None else fitted(text, width), stream)
 
 
-def print_text(text: str) -> None:
-    """Print text for people to stdout, without what would control a terminal: a folder's words may be anybody's."""
+def print_text(text: str, stream: TextIO | None = None) -> None:
+    """Print text for people, to stdout by default.
+
+    Without what would control a terminal: a folder's words may be anybody's.
+    """
+    stream = sys.stdout if stream is None else stream
     lines = "\n".join(map(printable, text.split("\n")))
-    sys.stdout.write(shown(f"{lines}\n", sys.stdout))
-    sys.stdout.flush()
+    stream.write(shown(f"{lines}\n", stream))
+    stream.flush()
 
 
 class Format(StrEnum):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from securefda.cli.options import Kit, OutputFormat, file_or_sample, now
-from securefda.cli.output import Format, print_outcome, print_result
+from securefda.cli.output import Format, print_outcome, print_result, print_text
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.text import aligned
 
 if TYPE_CHECKING:
     from securefda.local.policy_check import Verdict
     from securefda.site.kit import Kit as StartupKit
+    from securefda.site.policy import Change, SourcePolicy
 
 app = typer.Typer(help="Explain, check and sign what may leave a site.")
 
@@ -97,13 +101,17 @@ def explain(
         ),
     ] = None,
     site: Annotated[str, typer.Option("--site", help="Whose policy.toml it is, where it is in no kit.")] = "",
+    full: Annotated[bool, typer.Option("--full", help="All that each side can learn, and what that rests on.")] = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Say in words what the aggregator can and cannot learn under a policy, signed or not."""
+    """Say in ten lines what may leave a site under its policy, signed or not.
+
+    With --full, it says all that the aggregator can and cannot learn, and what these claims rest on.
+    """
     from securefda.site.config import load_federation
     from securefda.site.kit import PolicyFile, naming
     from securefda.site.policy import explain as in_words
-    from securefda.site.policy import load_policy, load_signed_policy, require_satisfiable
+    from securefda.site.policy import in_brief, load_policy, load_signed_policy, require_satisfiable
 
     file = PolicyFile.at(policy, now())
     if file.kit is not None and site not in ("", file.kit.site_id):
@@ -137,7 +145,17 @@ def explain(
         except SecureFdaError as error:
             signature = str(error)
     data = {"policy": str(file.path), "site": name, "sources": len(sources) or None, "signature": signature}
-    print_result(output, data | asdict(words), f"{words.text()}\n\nSignature: {signature}")
+    if full:
+        text = f"{words.text()}\n\nSignature: {signature}"
+    else:
+        brief = in_brief(loaded, len(sources) or None, file.kit.roster.target.site_id if file.kit else "")
+        text = aligned([*brief, ("signed", signature), ("more", _full_command(policy, federation, site))])
+    print_result(output, data | asdict(words), text)
+
+
+def _full_command(policy: Path, federation: Path | None, site: str) -> str:
+    words = ["securefda", "policy", "explain", str(policy), *([str(federation)] if federation else [])]
+    return shlex.join([*words, *(["--site", site] if site else []), "--full"])
 
 
 def _explain_target(kit: StartupKit, output: Format) -> None:
@@ -179,14 +197,21 @@ def template(
 
 
 @app.command("sign")
-def sign(kit: Kit, output: OutputFormat = Format.TXT) -> None:
-    """Sign KIT/local/policy.toml as its site, and show what is signed; no process starts with an unsigned one."""
+def sign(
+    kit: Kit,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Sign KIT/local/policy.toml as its site; no process starts with an unsigned one.
+
+    It shows what differs from the policy that the site signed last. On a terminal it asks before it signs.
+    """
     from hashlib import sha256
 
     from securefda.disk import read_file, writing_errors
     from securefda.site.kit import POLICY_FILE, load_kit, naming
+    from securefda.site.policy import changes, in_brief, parse_policy, require_satisfiable
     from securefda.site.policy import explain as in_words
-    from securefda.site.policy import parse_policy, require_satisfiable
     from securefda.site.policy.signed import write_policy_signature
 
     own = load_kit(kit, now())
@@ -198,9 +223,54 @@ def sign(kit: Kit, output: OutputFormat = Format.TXT) -> None:
     with naming(own.site_id):
         policy = parse_policy(contents, file)
         require_satisfiable(policy, own.site_id, sources)
+    before, compared = _signed_before(own, file)
+    differs = None if before is None else changes(before, policy)
+    shown = [compared if differs is None else _changes_text(differs, own.site_id)]
+    shown += ["", aligned(in_brief(policy, len(sources), own.roster.target.site_id)), ""]
+    signed = not sys.stdin.isatty() or yes
+    if not signed:
+        print_text("\n".join(shown), sys.stderr)
+        signed, shown = typer.confirm(f"sign it as {own.site_id}?", err=True), []
+    words, digest = in_words(policy, own.site_id, len(sources)), sha256(contents).hexdigest()
+    changed = None if differs is None else [asdict(change) for change in differs]
+    data = {"site": own.site_id, "federation": own.federation_id, "policy": str(file), "sha256": digest}
+    found: dict[str, Any] = data | asdict(words) | {"signed": signed, "changes": changed}
+    if not signed:
+        print_result(output, found, "nothing was signed")
+        return
     with writing_errors(file):
         write_policy_signature(file, contents, own.federation_id, own.site_id, own.signing_key)
-    words, digest = in_words(policy, own.site_id, len(sources)), sha256(contents).hexdigest()
-    data = {"site": own.site_id, "federation": own.federation_id, "policy": str(file), "sha256": digest}
-    text = f"{words.text()}\n\n{own.site_id} signed {file} for {own.federation_id}\nSHA-256 {digest}"
-    print_result(output, data | asdict(words), text)
+    shown += [f"{own.site_id} signed {file} for {own.federation_id}", f"SHA-256 {digest}"]
+    print_result(output, found, "\n".join(shown))
+
+
+def _signed_before(kit: StartupKit, file: Path) -> tuple[SourcePolicy | None, str]:
+    """Return the policy that the site signed last, or None and why there is none to compare with."""
+    from securefda.site.policy import parse_policy
+    from securefda.site.policy.signed import last_signed_policy
+
+    try:
+        data = last_signed_policy(file, kit.federation_id, kit.site_id, kit.entry.signing_key)
+        if data is None:
+            return None, f"{kit.site_id} has signed no policy here before: all of it is new."
+        return parse_policy(data, file), ""
+    except ConfigError as error:
+        return None, f"Nothing to compare with, so read all of it: {error}."
+
+
+def _changes_text(found: Sequence[Change], site: str) -> str:
+    """Describe what differs from the policy that was signed last: key, value before and now, and what it means."""
+    from securefda.site.config.key_help import toml
+
+    if not found:
+        return f"No value differs from the policy that {site} signed last."
+    lines = [f"What differs from the policy that {site} signed last:"]
+    for change in found:
+        if isinstance(change.old, tuple) and isinstance(change.new, tuple):
+            less, more = sorted(set(change.old) - set(change.new)), sorted(set(change.new) - set(change.old))
+            parts = [f"{word} {', '.join(names)}" for word, names in (("without", less), ("with", more)) if names]
+            values = "; ".join(parts) or "in another order"
+        else:
+            values = f"{toml(change.old)} -> {toml(change.new)}"
+        lines += [f"  {change.key}: {values}", f"    {change.meaning}"]
+    return "\n".join(lines)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_ins import Terminal
 
 from securefda.aggregator.headers import expected_header
 from securefda.cli import main
@@ -315,7 +316,7 @@ def test_explain_reads_a_policy_that_is_not_signed_and_says_so(kits: Path, capsy
     assert main(["policy", "explain", str(kits / "source-1")]) == 0
     out = capsys.readouterr().out
     assert "at least 3 other sources" in out
-    assert "was changed after it was signed" in out.splitlines()[-1]
+    assert "was changed after it was signed" in out.splitlines()[-2]
 
 
 def test_explain_takes_the_number_of_sources_from_a_federation_file(
@@ -324,8 +325,10 @@ def test_explain_takes_the_number_of_sources_from_a_federation_file(
     file = tmp_path / "policy.toml"
     file.write_text(NAMED_POLICIES["clinical-default"].text("here"))
     assert main(["policy", "explain", str(file), FEDERATION]) == 0
+    assert "one sum a round of at least 3 of 5 sources" in capsys.readouterr().out
+    assert main(["policy", "explain", str(file), FEDERATION, "--full"]) == 0
     assert "N = 5" in capsys.readouterr().out
-    assert main(["policy", "explain", str(file)]) == 0
+    assert main(["policy", "explain", str(file), "--full"]) == 0
     words = capsys.readouterr().out
     assert "N =" not in words
     assert words.startswith("This site permits at most visibility sum")
@@ -333,6 +336,55 @@ def test_explain_takes_the_number_of_sources_from_a_federation_file(
     file.write_text(NAMED_POLICIES["strict"].text("here"))
     assert main(["policy", "explain", str(file), FEDERATION, "--site", "source-1"]) == 4
     assert "error: min-others: source-1 asks for min-others = 4 beside max-colluders = 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["kit", *sorted(NAMED_POLICIES)])
+def test_explain_takes_ten_lines_of_a_terminal(
+    name: str, kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(kits)
+    if name != "kit":
+        Path("policy.toml").write_text(NAMED_POLICIES[name].text("here"))
+    place = "source-1" if name == "kit" else "policy.toml"
+    capsys.readouterr()
+    assert main(["policy", "explain", place]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = ["leaves", "to", "form", "beside", "one source", "noise", "rounds", "rules", "signed", "more"]
+    assert [re.split("  +", line)[0] for line in lines] == heads
+    assert max(map(len, lines)) <= 80
+    more = re.split("  +", lines[-1])[1].split()[1:]
+    assert more[-1] == "--full"
+    assert main(more) == 0
+    text = capsys.readouterr().out
+    _, found = envelope(more[:-1], capsys)
+    sentences = [line for part in ("learns", "does_not_learn", "budget", "assumes") for line in found["data"][part]]
+    assert all(sentence in text for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {},
+            "one sum a round of at least 4 of 5 sources\nbeside      at least 2 other sources, not counting 1 that",
+        ),
+        ({"max_visibility": "cohort"}, "one sum per random cohort of at least 4 sources"),
+        ({"max_colluders": 0}, "at least 2 other sources, if none colludes"),
+        ({"allowed_rules": ("fedda",)}, "leaves      update, row count"),
+        ({"dp": DpPolicy(required=True, target_epsilon=2.0)}, "required: epsilon at most 2 at delta 1e-05"),
+        ({"dp": DpPolicy(required=True)}, "update or second moments, row count; no row"),
+        ({"allowed_tasks": ("my.task:Task",)}, "tasks: Task"),
+        ({"release": permits().release.model_copy(update={"max_runs": 0})}, "no run without consent"),
+        ({"norm_cap": permits().norm_cap.model_copy(update={"granularity": "model"})}, "contribution is, and could"),
+    ],
+)
+def test_the_ten_lines_follow_the_policy(
+    changes: dict[str, Any], said: str, kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = permits(max_colluders=1).model_copy(update=changes)
+    (kits / "source-1" / "local" / "policy.toml").write_text(policy_text("source-1", policy))
+    assert main(["policy", "explain", str(kits / "source-1")]) == 0
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", sorted(NAMED_POLICIES))
@@ -351,9 +403,81 @@ def test_a_template_is_printed_or_written_and_loads(
 def test_sign_shows_what_is_signed_and_the_kit_works_again(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kit = own(kits, "source-1", permits(min_others=3))
     out = capsys.readouterr().out
-    assert "source-1 permits at most visibility sum, with min-others = 3" in out
+    assert "  min-others: 2 -> 3\n    A sum must contain at least this many other sources" in out
+    assert "beside      at least 3 other sources" in out
     assert f"source-1 signed {kit / 'local' / 'policy.toml'} for digits" in out
     assert load_signed_policy(load_kit(kit, datetime.now(UTC))).min_others == 3
+
+
+def test_sign_names_each_key_that_differs_from_the_last_signed_policy(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = permits(allowed_rules=("fedda", "fedgp"))
+    own(kits, "source-1", before)
+    file = kits / "source-1" / "local" / "policy.toml"
+    release = before.release.model_copy(update={"max_rounds": 50})
+    file.write_text(policy_text("source-1", permits(allowed_rules=("fedavg", "fedda"), release=release)))
+    _, found = envelope(["policy", "sign", str(kits / "source-1")], capsys)
+    assert [(change["key"], change["old"], change["new"]) for change in found["data"]["changes"]] == [
+        ("allowed-rules", ["fedda", "fedgp"], ["fedavg", "fedda"]),
+        ("release.max-rounds", 10000, 50),
+    ]
+    assert all(change["meaning"].endswith(".") for change in found["data"]["changes"])
+    file.write_text(file.read_text().replace("max-rounds = 50", "max-rounds = 51") + "# a comment\n")
+    assert main(["policy", "sign", str(kits / "source-1")]) == 0
+    assert "  release.max-rounds: 50 -> 51\n" in capsys.readouterr().out
+    file.write_text(f"{file.read_text()}# another\n")
+    assert main(["policy", "sign", str(kits / "source-1")]) == 0
+    assert capsys.readouterr().out.startswith("No value differs from the policy that source-1 signed last.\n")
+
+
+def test_a_first_signature_says_that_all_is_new(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (kits / "source-1" / "local" / "policy.sig").unlink()
+    assert main(["policy", "sign", str(kits / "source-1")]) == 0
+    assert capsys.readouterr().out.startswith("source-1 has signed no policy here before: all of it is new.\n")
+
+
+def test_a_text_that_was_put_into_the_signature_is_compared_with_nothing(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a thief of the folder could hide an edit from the one who signs it."""
+    local = kits / "source-1" / "local"
+    edited = (local / "policy.toml").read_text().replace("min-others = 2", "min-others = 1")
+    assert edited != (local / "policy.toml").read_text()
+    (local / "policy.toml").write_text(edited)
+    (local / "policy.sig").write_text(
+        json.dumps(json.loads((local / "policy.sig").read_text()) | {"policy_text": edited})
+    )
+    assert main(["policy", "sign", str(kits / "source-1")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Nothing to compare with, so read all of it: ")
+    assert "holds another policy than the one that was signed" in said
+    assert main(["federation", "renew", str(kits), "source-1"]) == 0
+    capsys.readouterr()
+    assert main(["policy", "sign", str(kits / "source-1")]) == 0
+    assert "is not by this site's present signing key" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("given", "answer", "is_signed"), [((), "n", False), ((), "y", True), (("--yes",), "n", True)])
+def test_on_a_terminal_sign_asks_before_it_signs(
+    given: tuple[str, ...],
+    answer: str,
+    is_signed: bool,
+    kits: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kit = kits / "source-1"
+    (kit / "local" / "policy.toml").write_text(policy_text("source-1", permits(min_others=3)))
+    before = (kit / "local" / "policy.sig").read_bytes()
+    monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+    capsys.readouterr()
+    assert main(["policy", "sign", str(kit), *given]) == 0
+    out, err = capsys.readouterr()
+    assert "min-others: 2 -> 3" in (out if given else err)
+    assert ("sign it as source-1?" in err) is not bool(given)
+    assert ("nothing was signed" in out) is not is_signed
+    assert ((kit / "local" / "policy.sig").read_bytes() != before) is is_signed
 
 
 def findings(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:

@@ -118,6 +118,7 @@ def test_a_missing_file_is_refused_and_no_default_takes_its_place(lyon: Kit, nam
 def test_a_signature_is_of_these_bytes_for_this_site_and_no_other_message(lyon: Kit) -> None:
     made = policy_signature(lyon.federation_id, lyon.site_id, lyon.signing_key, b"min-others = 2\n")
     assert made == (lyon.local / "policy.sig").read_bytes()
+    assert json.loads(made)["policy_text"] == "min-others = 2\n"
     assert set(json.loads(json.loads(made)["policy"])) == {"version", "federation_id", "site_id", "policy_sha256"}
 
 

@@ -1,6 +1,7 @@
 """A source's policy: what a header may ask for. Anything not permitted is denied."""
 
-from securefda.site.policy.explain import Explanation, explain
+from securefda.site.policy.changes import Change, changes
+from securefda.site.policy.explain import Explanation, explain, in_brief
 from securefda.site.policy.schema import (
     DpPolicy,
     MetadataPolicy,
@@ -34,6 +35,7 @@ from securefda.site.policy.verdict import (
 
 __all__ = [
     "NAMED_POLICIES",
+    "Change",
     "DpPolicy",
     "Explanation",
     "HoldsPolicy",
@@ -45,6 +47,7 @@ __all__ = [
     "ReleaseLimits",
     "SourcePolicy",
     "WorkLimits",
+    "changes",
     "check_header_by_policy",
     "check_metadata",
     "check_moments",
@@ -54,6 +57,7 @@ __all__ = [
     "default_policy",
     "default_policy_text",
     "explain",
+    "in_brief",
     "load_policy",
     "load_signed_policy",
     "parse_policy",

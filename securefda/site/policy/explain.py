@@ -14,8 +14,9 @@ from securefda.protocol.messages import Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.policy.measured import members_found
 from securefda.site.policy.schema import SELECTION, SourcePolicy
+from securefda.site.policy.template import RULES_OF_SOURCES
 from securefda.site.policy.verdict import rules_that_publish_the_target, rules_that_send_features
-from securefda.text import counted
+from securefda.text import counted, first_of
 
 _OF_USE = 20.0
 """Epsilon above which a guess may as well be certain: e^20 is 5e8."""
@@ -103,6 +104,48 @@ def _not_covered(policy: SourcePolicy, site: str) -> tuple[str, ...]:
 def _measured(policy: SourcePolicy) -> str:
     """Return what attacks found in the smallest sum that the policy permits, colluders not counted."""
     return members_found(1 if policy.visibility is Visibility.INDIVIDUAL else policy.min_others + 1)
+
+
+def in_brief(policy: SourcePolicy, sources: int | None = None, target: str = "") -> tuple[tuple[str, str], ...]:
+    """Return the main points of :func:`explain`: a word, and a phrase that fits into a line of 80 characters with it.
+
+    Args:
+        policy: and ``sources`` as for :func:`explain`.
+        target: id of the target, if known.
+    """
+    level, dp, release, rules = policy.visibility, policy.dp, policy.release, policy.allowed_rules
+    what = "update or second moments" if Rule.ANALYTIC in rules else "update"
+    numbers = "row count" if dp.required else "row count, loss, accuracy"
+    most = "" if sources is None or level is Visibility.COHORT else f" of {sources}"
+    over = f"of at least {policy.smallest_sum}{most} sources"
+    form = {
+        Visibility.SUM: f"masked: the target opens one sum a round {over}",
+        Visibility.COHORT: f"masked: the target opens one sum per random cohort {over}",
+        Visibility.INDIVIDUAL: "in clear: the target may see each update by itself",
+    }[level]
+    beside = f"at least {counted(policy.min_others, 'other source')}, "
+    beside += f"not counting {policy.max_colluders} that may collude" if policy.max_colluders else "if none colludes"
+    if level is Visibility.INDIVIDUAL:
+        beside = "nobody, where the target asks for single updates"
+    per = " per layer" if policy.norm_cap.granularity == "layer" else ""
+    bound = f"epsilon at most {dp.target_epsilon:g} at delta {dp.target_delta:g}"
+    runs = f"{counted(release.max_runs, 'run')} in 24 hours" if release.max_runs else "no run without consent"
+    named = "all" if set(RULES_OF_SOURCES) <= set(rules) else first_of(rules, 2) or "none"
+    return (
+        ("leaves", f"{what}, {numbers}; no row, no file"),
+        ("to", f"{f'{target}, ' if target else ''}the target; each source gets every round's model"),
+        ("form", form),
+        ("beside", beside),
+        ("one source", f"sees how large this contribution is{per}, and could pass it on"),
+        ("noise", f"required: {bound} for each row" if dp.required else f"optional ({bound}); without it, no bound"),
+        ("rounds", f"at most {release.max_rounds:,} a run, {counted(release.max_attempts, 'attempt')} each; {runs}"),
+        ("rules", f"{named}; {_tasks(policy)}"),
+    )
+
+
+def _tasks(policy: SourcePolicy) -> str:
+    named = [task.rpartition(":")[2] for task in policy.allowed_tasks]
+    return f"tasks: {first_of(named, 2)}" if named else "the task that its settings name"
 
 
 @dataclass(frozen=True, slots=True)

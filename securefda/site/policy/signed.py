@@ -2,7 +2,7 @@
 
 Changing the policy without the site's signing key has no effect except that no process starts. The signature names
 federation and site, so that it is valid for no other site and no other federation. ``policy.sig`` holds the signed
-statement verbatim and the signature over it in hex.
+statement verbatim, the signature over it in hex, and the policy that was signed, to compare a later one with.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ def policy_signature(federation_id: str, site_id: str, key: Ed25519PrivateKey, p
         federation_id: the federation for which the policy holds.
         site_id: the site that owns it.
         key: the site's signing key.
-        policy: the file's bytes, verbatim.
+        policy: the file's bytes, verbatim, in UTF-8.
     """
     statement = _Statement(federation_id, site_id, hashlib.sha256(policy).hexdigest()).to_bytes()
     envelope = {
         "policy": statement.decode("ascii"),
+        "policy_text": policy.decode("utf-8"),
         "site_signature": sign_bytes(key, POLICY_MESSAGE, statement).hex(),
     }
     return json.dumps(envelope, sort_keys=True, indent=1).encode("ascii") + b"\n"
@@ -84,27 +85,67 @@ def read_signed_policy(file: Path, federation_id: str, site_id: str, public_key:
     """
     signature_file = _signature_file(file)
     data = _read(file, f"write one: securefda policy template clinical-default --out {file}")
-    said, statement, signature = _parse(signature_file, _read(signature_file, _HINT))
-    if (said.federation_id, said.site_id) != (federation_id, site_id):
-        owner = f"{said.site_id} in federation {said.federation_id}"
-        raise _wrong(signature_file, f"is of {owner}, not of {site_id} in {federation_id}")
-    if said.policy_sha256 != hashlib.sha256(data).hexdigest():
+    signed = _parse(signature_file, _read(signature_file, _HINT))
+    signed.require_of(signature_file, federation_id, site_id)
+    if not signed.covers(data):
         raise _wrong(file, "was changed after it was signed")
-    if not signature_is_valid(public_key, POLICY_MESSAGE, statement, signature):
-        raise _wrong(signature_file, "is not by this site's present signing key")
+    signed.require_by(signature_file, public_key)
     return data
+
+
+def last_signed_policy(file: Path, federation_id: str, site_id: str, public_key: bytes) -> bytes | None:
+    """Return the contents that a ``policy.toml`` had when the site last signed it; None if it has signed none.
+
+    Raises:
+        ConfigError: names ``policy.sig``, where the site's present key signed nothing that could be returned.
+    """
+    signature_file = _signature_file(file)
+    if not signature_file.exists():
+        return None
+    signed = _parse(signature_file, _read(signature_file, _HINT))
+    signed.require_of(signature_file, federation_id, site_id)
+    signed.require_by(signature_file, public_key)
+    if not signed.covers(signed.policy):
+        raise _wrong(signature_file, "holds another policy than the one that was signed")
+    return signed.policy
 
 
 def _signature_file(policy: Path) -> Path:
     return policy.with_suffix(".sig")
 
 
-def _parse(file: Path, data: bytes) -> tuple[_Statement, bytes, bytes]:
-    """Return a statement, its bytes, and the signature over them, not yet checked."""
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    """The contents of a ``policy.sig``: nothing of it is true before it is checked."""
+
+    said: _Statement
+    statement: bytes
+    signature: bytes
+    policy: bytes
+
+    def covers(self, policy: bytes) -> bool:
+        """Whether the statement is about these bytes of a ``policy.toml``."""
+        return self.said.policy_sha256 == hashlib.sha256(policy).hexdigest()
+
+    def require_of(self, file: Path, federation_id: str, site_id: str) -> None:
+        """Raise ConfigError if the statement is of another site or federation."""
+        if (self.said.federation_id, self.said.site_id) != (federation_id, site_id):
+            owner = f"{self.said.site_id} in federation {self.said.federation_id}"
+            raise _wrong(file, f"is of {owner}, not of {site_id} in {federation_id}")
+
+    def require_by(self, file: Path, public_key: bytes) -> None:
+        """Raise ConfigError if the signature is not by this key."""
+        if not signature_is_valid(public_key, POLICY_MESSAGE, self.statement, self.signature):
+            raise _wrong(file, "is not by this site's present signing key")
+
+
+def _parse(file: Path, data: bytes) -> _Signed:
+    """Return what a ``policy.sig`` holds, not yet checked."""
     try:
-        envelope = load_object(data, "policy", "site_signature")
+        envelope = load_object(data, "policy", "policy_text", "site_signature")
         statement = text(envelope["policy"]).encode("ascii")
-        return _Statement.parse(statement), statement, bytes.fromhex(text(envelope["site_signature"]))
+        signature, policy = bytes.fromhex(text(envelope["site_signature"])), text(envelope["policy_text"])
+        return _Signed(_Statement.parse(statement), statement, signature, policy.encode("utf-8"))
     except ValueError as error:
         raise _wrong(file, "is no signature of a policy") from error
 
