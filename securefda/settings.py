@@ -132,8 +132,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         data = read_file(path).data
     except ConfigError as error:
-        if os.path.isfile(inside := path / "local" / "settings.toml"):  # noqa: PTH113 - unlike Path's, never raises
-            raise ConfigError(str(path), error.why, hint=f"name the settings in it: {inside}") from error
+        for what, inside in (("settings", path / "local" / "settings.toml"), ("federation", path / "federation.toml")):
+            if os.path.isfile(inside):  # noqa: PTH113 - unlike Path's, never raises
+                raise ConfigError(str(path), error.why, hint=f"name the {what} in it: {inside}") from error
         raise
     return parse_toml(data, path)
 

@@ -173,6 +173,11 @@ def verdicts_on(
     Raises:
         SecureFdaError: what was named cannot be used, or no plan of levels serves all sources.
     """
+    if asked.is_dir():
+        hint = "end with a FEDERATION.toml, the name of a sample, or a header that a source kept"
+        raise ConfigError(
+            str(asked), "is a folder, and the last argument is what the policies are compared with", hint=hint
+        )
     files = [PolicyFile.at(path, now) for path in policies]
     loaded: list[SourcePolicy | SecureFdaError] = []
     for file in files:

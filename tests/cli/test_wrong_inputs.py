@@ -1231,8 +1231,18 @@ MIXED_UP = {
         again=START,
         then=OPEN,
     ),
+    "folder-for-its-federation": Wrong(
+        f"policy explain {POLICY} heart",
+        "heart: cannot be read: Is a directory",
+        "name the federation in it: heart/federation.toml",
+        harm=acts(lambda: Path("heart").mkdir(), copy("federation.toml", "heart/federation.toml")),
+        again=f"policy explain {POLICY} heart/federation.toml",
+    ),
     "policy-checked-with-a-folder": Wrong(
-        f"policy check {SOURCE} kits", "kits: cannot be read: Is a directory", "check the path", again=CHECK
+        f"policy check {SOURCE} kits",
+        "kits: is a folder, and the last argument is what the policies are compared with",
+        "end with a FEDERATION.toml, the name of a sample",
+        again=CHECK,
     ),
     "request-of-a-million-bytes": Wrong(
         "site show large.json",
