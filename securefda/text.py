@@ -71,13 +71,16 @@ def wrapped(text: str, width: int, indent: str = "", later: str | None = None) -
 def fitted(text: str, width: int) -> str:
     """Fit lines into a terminal of ``width`` characters: long ones continue below their last column.
 
-    A command to be copied stays one line, and the second line of a comment is a comment.
+    A command to be copied stays one line, below its label if it has one, and the second line of a comment is a comment.
     """
     lines = []
     for line in text.split("\n"):
         words = line.lstrip(" ")
         if len(line) <= width or words.startswith("securefda "):
             lines.append(line)
+            continue
+        if labelled := re.fullmatch(r"(\S+) {2,}(securefda .*)", line):
+            lines += [labelled[1], f"  {labelled[2]}"]
             continue
         columns = [found.end() for found in re.finditer(r"\S {2,}(?=\S)", line)]
         blanks = len(line) - len(words)

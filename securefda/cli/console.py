@@ -1,15 +1,18 @@
-"""Progress of a run on a console: a bar on a terminal, one line per round elsewhere."""
+"""Progress of a run on a console: one live table of rounds on a terminal, one line per round elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from statistics import fmean
 from typing import TextIO
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from securefda.cli.output import Verbosity, verbosity
@@ -23,119 +26,121 @@ from securefda.operations.records import (
     round_seconds,
     validation_rank,
 )
-from securefda.operations.summary_text import step_words
+from securefda.operations.summary_text import share_text, step_of
 from securefda.task_metric import ACCURACY
-from securefda.text import counted, duration, first_of, fitted, phase_words, printable
+from securefda.text import counted, duration, first_of, fitted, human_bytes, phase_words, printable, wrapped
 
 _NAMED_SITES = 4
-_BESIDE_THE_BAR = 36
-"""Characters of ``round 1000 of 1000``, of the time, and of what divides them."""
+_WIDEST_LINE = 110
+"""Characters of a round's line in a pipe or a log, where it is not wrapped."""
 _ROUNDS_AVERAGED = 10
 """Number of last rounds whose mean time predicts that of the others."""
+_LEAVE_FIRST = ("balanced", "bytes", "time", "beta", "validation", "from sources", "loss")
+"""Columns of the table in the order in which a narrow terminal does without them."""
 
 
 @contextmanager
 def console_reporter(stream: TextIO | None = None, *, knows_rounds: bool = True) -> Iterator[Reporter]:
     """Report to ``stream``, stderr by default, so that stdout holds nothing but results.
 
-    A source has its own words for how far it is: without ``knows_rounds`` no bar says so.
+    A source has its own words for how far it is: without ``knows_rounds`` no column says so.
     """
     stream = sys.stderr if stream is None else stream
     if verbosity() is Verbosity.QUIET:
         yield SilentReporter()  # what matters of a run is in its folder, and an error is printed at the end
         return
-    if not stream.isatty():
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
         yield LineReporter(stream)
         return
-    console = Console(file=stream, highlight=False)
-    bar = BarColumn(bar_width=max(4, min(40, console.width - _BESIDE_THE_BAR)))
-    far = (TextColumn("{task.fields[round]}"), bar) if knows_rounds else (SpinnerColumn("line"),)
-    with _Rounds(*far, TimeElapsedColumn(), console=console, transient=True) as progress:
-        yield BarReporter(progress)
-
-
-class _Rounds(Progress):
-    """A bar, and below it the phase as text, which takes two lines on a narrow terminal."""
-
-    def get_renderables(self) -> Iterator[RenderableType]:
-        """Yield the bar, then the phase."""
-        yield self.make_tasks_table(self.tasks)
-        yield from (Text(task.description) for task in self.tasks if task.description)
+    table = TableReporter(Console(file=stream, highlight=False), knows_rounds=knows_rounds)
+    with Live(get_renderable=table.last_row, console=table.console, transient=True):
+        yield table
 
 
 class ProgressEstimate:
-    """Estimates from the rounds so far: the time left, and the best round."""
+    """What the rounds so far say together: the time left, and the best round on the target's validation rows."""
 
     def __init__(self) -> None:
         self.rounds = 0
         """The number of rounds of the run; 0 while unknown."""
-        self._first = 0
-        self._best: tuple[tuple[float, float], float, int] | None = None
+        self._best: tuple[tuple[float, float], int] | None = None
+        self._finished = 0
         self._seconds: list[float] = []
         self._gloss = " (where one would have made up most of the sum)"  # said once
 
-    def text(self, line: RoundLine) -> str:
-        """Return one line about a round that is over, and include it in the estimates.
+    def add(self, line: RoundLine) -> None:
+        """Include a round that is over."""
+        self._finished = line["round"]
+        if seconds := round_seconds(line):
+            self._seconds = [*self._seconds[1 - _ROUNDS_AVERAGED :], seconds]
+        rank = None if line.get("status") == "lost" else validation_rank(line)
+        if rank is not None and (self._best is None or rank > self._best[0]):
+            self._best = rank, line["round"]
 
-        For example ``round 3 of 50: accuracy 0.713 (balanced 0.640), highest on test rows 0.731 in round 2, beta 0.41,
-        5 sources, 1.2 s, about 56 s left``. What came before the first round heard of is not known here: ``since round
-        7`` says so. Where rows of the target are kept for it, ``best`` is what these say, as of the model that the run
-        keeps.
+    @property
+    def time_left(self) -> str:
+        """The time that the other rounds will take, for example ``about 56 s left``; empty while unknown."""
+        left = self.rounds - self._finished
+        return f"about {duration(left * fmean(self._seconds))} left" if self._seconds and left > 0 else ""
+
+    def is_best(self, number: int) -> bool:
+        """Whether this round's model is the best so far on the validation rows; equal ones go to the earliest."""
+        return self._best is not None and self._best[1] == number
+
+    def text(self, line: RoundLine) -> str:
+        """Include a round that is over, and return its line, of at most 110 characters.
+
+        For example ``round 3 of 50: accuracy 0.713 (balanced 0.640), loss 0.500, beta 0.41, 5 sources (42 % of the
+        step), 1.2 s``. What has no space in it follows in a second line, which begins in the same way.
         """
-        number, seconds = line["round"], round_seconds(line)
-        self._first = self._first or number
-        parts = [] if line.get("status") != "lost" else ["lost, the model stays as it was"]
-        if line.get("status") != "lost" and metrics_in(line):
-            parts += self._metric_parts(line)
+        self.add(line)
+        begins, seconds = f"round {line['round']} of {self.rounds or '?'}: ", round_seconds(line)
+        first, *parts = [*self._figures(line), *([duration(seconds)] if seconds else []), *self.events(line), ""]
+        lines = [begins + first]
+        for part in (*parts, self.time_left):
+            if len(lines[-1]) + len(part) + 2 <= _WIDEST_LINE:
+                lines[-1] += f", {part}" if part else ""
+            elif part != self.time_left:
+                lines.append(begins + part)
+        return "\n".join(lines)
+
+    def _figures(self, line: RoundLine) -> Iterator[str]:
+        """Yield the metric, the loss, β, and the sources with their share of the step."""
+        lost, metric, metrics = line.get("status") == "lost", chosen_metric(line), metrics_in(line)
+        if lost:
+            yield "lost, the model stays as it was"
+        elif (value := metrics.get(metric.name)) is not None:
+            balanced = metrics.get("balanced_accuracy") if metric == ACCURACY else None
+            yield f"{metric.title} {_figure(value)}{'' if balanced is None else f' (balanced {balanced:.3f})'}"
+        if not lost and (rank := validation_rank(line)) is not None:
+            best = " (best)" if self.is_best(line["round"]) else ""
+            yield f"validation {_figure(metric.rank(rank[0]))}{best}"
         if line.get("loss") is not None:
-            parts.append(f"loss {line['loss']:.3f}")
+            yield f"loss {line['loss']:.3f}"
         if (beta := line.get("mean_beta")) is not None:
-            parts.append(f"beta {beta:.2f}")
-        if (share := line.get("step_share")) is not None:
-            parts.append(f"{share:g} of the rule's update")
-        if (confident := line.get("confident_rows")) is not None:
-            parts.append(f"{counted(confident, 'confident row')}")
-        if line.get("delta_errors"):
-            parts.append(line["rule"])
-        survivors = len(line.get("survivors", []))
+            yield f"beta {beta:.2f}"
+        survivors, share = len(line.get("survivors", [])), line.get("source_share")
         if survivors or line.get("rule") not in RULES_WITHOUT_SOURCES:
-            parts.append(counted(survivors, "source"))
-        if survivors and (share := line.get("source_share")) is not None:
-            parts.append(step_words(share, line["rule"]))
+            had = "" if not survivors or share is None else f" ({share_text(share, step_of(line['rule']))})"
+            yield f"{counted(survivors, 'source')}{had}"
+
+    def events(self, line: RoundLine) -> Iterator[str]:
+        """Yield what happened in a round beside its figures, a phrase each."""
+        if line.get("chosen") == "warm_target":
+            yield "figures of the target's own model, better on its folds"
+        if (share := line.get("step_share")) is not None:
+            yield f"{share:g} of the rule's update"
+        if (confident := line.get("confident_rows")) is not None:
+            yield counted(confident, "confident row")
+        if line.get("delta_errors"):
+            yield line["rule"]
         if emptied := line.get("emptied"):
-            parts.append(f"norm caps left sources out of {counted(len(emptied), 'layer')}{self._gloss}")
+            yield f"norm caps left sources out of {counted(len(emptied), 'layer')}{self._gloss}"
             self._gloss = ""
         if line.get("dropped"):
-            parts.append(f"dropped {first_of(line['dropped'], _NAMED_SITES)}")
-        parts.extend(f"{site} refused {key}" for site, key in line.get("refused", {}).items())
-        if seconds:
-            self._seconds = [*self._seconds[1 - _ROUNDS_AVERAGED :], seconds]
-            parts.append(duration(seconds))
-            if (left := self.rounds - number) > 0:
-                parts.append(f"about {duration(left * fmean(self._seconds))} left")
-        return f"round {number} of {self.rounds or '?'}: {', '.join(parts)}"
-
-    def _metric_parts(self, line: RoundLine) -> list[str]:
-        metric, metrics, number = chosen_metric(line), metrics_in(line), line["round"]
-        value, rank = metrics.get(metric.name), validation_rank(line)
-        of_own = " of the target's own model, better on its folds" if line.get("chosen") == "warm_target" else ""
-        balanced = metrics.get("balanced_accuracy") if metric == ACCURACY else None
-        beside = "" if balanced is None else f" (balanced {balanced:.3f})"
-        parts = [] if value is None else [f"{metric.title} {_figure(value)}{beside}{of_own}"]
-        which = "best"
-        if rank is not None:
-            value = metric.rank(rank[0])
-            parts.append(f"validation {metric.title} {_figure(value)}")
-        elif value is not None:  # test rows choose nothing
-            rank, which = (metric.rank(value), 0.0), f"{'high' if metric.better == 'higher' else 'low'}est on test rows"
-        if rank is None or value is None:
-            return parts
-        if self._best is None or rank > self._best[0]:
-            self._best = rank, value, number
-        elif number > self._first:
-            since = "" if self._first == 1 else f" since round {self._first}"
-            parts.append(f"{which}{since} {_figure(self._best[1])} in round {self._best[2]}")
-        return parts
+            yield f"dropped {first_of(line['dropped'], _NAMED_SITES)}"
+        for site, key in line.get("refused", {}).items():
+            yield f"{site} refused {key}"
 
 
 def _figure(value: float) -> str:
@@ -164,7 +169,8 @@ class LineReporter:
 
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line."""
-        self.note(self._estimate.text(line))
+        for text in self._estimate.text(line).split("\n"):
+            self.note(text)
 
     def note(self, note: Note | str) -> None:
         """Write the note, unless it repeats the line before."""
@@ -175,46 +181,96 @@ class LineReporter:
         self._last = text
 
 
-class BarReporter:
-    """A bar over the rounds, with the phase and the sites it waits for; finished rounds scroll past above it."""
+class TableReporter:
+    """A table on a terminal: a row for each round that is over; the last one says what the run does, and waits for."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("", total=None, round="")
+    def __init__(self, console: Console, *, knows_rounds: bool = True) -> None:
+        self.console = console
+        """Where it is printed."""
+        self._knows_rounds = knows_rounds
         self._estimate = ProgressEstimate()
         self._phase, self._steps = "", StepsOfSites()
+        self._round, self._began = 0, time.monotonic()
+        self._extra: set[str] = set()
+        self._headings: list[str] = []
 
     def round_started(self, round_number: int, rounds: int) -> None:
-        """Move the bar to this round."""
-        self._estimate.rounds = rounds
-        self._progress.update(
-            self._task, total=rounds, completed=round_number - 1, round=f"round {round_number} of {rounds}"
-        )
+        """Show this round's number in the last row."""
+        self._round, self._estimate.rounds = round_number, rounds
 
     def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
-        """Show phase and sites behind the bar."""
+        """Show phase and sites in the last row."""
         self._phase = phase_text(name, waiting_for, asked)
         self._steps.keep(waiting_for)
-        self._describe()
 
     def steps(self, site: str, done: int, of: int) -> None:
         """Show behind the phase how far the slowest site is in its training."""
         self._steps.heard(site, done, of)
-        self._describe()
 
-    def _describe(self) -> None:
-        said = "; ".join(filter(None, [self._phase, self._steps.slowest()]))
-        self._progress.update(self._task, description=printable(said))
+    def last_row(self) -> Text:
+        """Return the row of the round that goes on: phase, sites that it waits for, time so far, and time left."""
+        first = f"{self._number(self._round)}  " if self._knows_rounds and self._round else ""
+        far = (str(timedelta(seconds=int(time.monotonic() - self._began))), self._estimate.time_left)
+        doing = printable("; ".join(filter(None, [self._phase, self._steps.slowest()])))
+        text = f"{doing}  {', '.join(filter(None, far))}".lstrip()
+        return Text(wrapped(text, self.console.width, first, " " * len(first)))
 
     def round_finished(self, line: RoundLine) -> None:
-        """Advance the bar and leave the round's line above it."""
-        self._progress.update(self._task, completed=line["round"])
-        self.note(self._estimate.text(line))
+        """Add the round's row, below the headings if they are not there yet, and below it what happened in it."""
+        self._estimate.add(line)
+        self._phase, self._round = "", 0
+        columns = self._columns(line)
+        lines = ["  ".join(cell.rjust(width) for cell, width in columns.values())]
+        if self._headings != (headings := list(columns)):
+            lines.insert(0, "  ".join(heading.rjust(width) for heading, (_, width) in columns.items()))
+            self._headings = headings
+        events = ["lost, the model stays as it was"] if line.get("status") == "lost" else []
+        if events := [*events, *self._estimate.events(line)]:
+            under = " " * (len(self._number(0)) + 2)
+            lines.append(wrapped(printable(", ".join(events)), self.console.width, under))
+        self._print("\n".join(lines))
 
     def note(self, note: Note | str) -> None:
-        """Leave the note above the bar."""
-        console = self._progress.console
-        console.print(fitted(printable(str(note)), console.width), markup=False, soft_wrap=True)
+        """Leave the note above the last row."""
+        self._print(fitted(printable(str(note)), self.console.width))
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def _number(self, number: int) -> str:
+        of_all = f"/{self._estimate.rounds or '?'}"
+        return f"{number}{of_all}".rjust(max(len("round"), 2 * len(of_all) - 1))
+
+    def _columns(self, line: RoundLine) -> dict[str, tuple[str, int]]:
+        """Return heading -> cell and width in characters, as many columns as the terminal has space for."""
+        lost, metric = line.get("status") == "lost", chosen_metric(line)
+        metrics = {} if lost else metrics_in(line)
+        rank, beta, share = None if lost else validation_rank(line), line.get("mean_beta"), line.get("source_share")
+        sent = sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values())
+        balanced = metrics.get("balanced_accuracy") if metric == ACCURACY else None
+        cells = {
+            "round": (self._number(line["round"]), 0),
+            metric.title: (metric.text(metrics.get(metric.name)), 7),
+            "balanced": (metric.text(balanced), 7),
+            "validation": (metric.text(None if rank is None else metric.rank(rank[0])), 7),
+            "loss": ("-" if line.get("loss") is None else f"{line['loss']:.3f}", 6),
+            "from sources": ("-" if share is None or not line.get("survivors") else f"{100 * share:.0f} %", 5),
+            "beta": ("-" if beta is None else f"{beta:.2f}", 4),
+            "time": (duration(seconds) if (seconds := round_seconds(line)) else "-", 6),
+            "bytes": (human_bytes(sent) if sent else "-", 10),
+        }
+        # These two are only columns where a round has had them: a lost one has neither.
+        self._extra |= {name for name in ("balanced", "validation") if cells[name][0] != "-"}
+        shown = {
+            heading: (cell, max(len(heading), len(cell), least))
+            for heading, (cell, least) in cells.items()
+            if heading not in ("balanced", "validation") or heading in self._extra
+        }
+        for heading in _LEAVE_FIRST:
+            if sum(width + 2 for _, width in shown.values()) - 2 <= self.console.width:
+                break
+            shown.pop(heading, None)
+        return shown
 
 
 def phase_text(name: str, waiting_for: Sequence[str], asked: int = 0) -> str:

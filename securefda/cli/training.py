@@ -109,9 +109,11 @@ def demo(
     from securefda.local.launcher import run_processes
     from securefda.local.side_by_side import side_by_side
     from securefda.operations.report import report_after
-    from securefda.operations.summary_text import comparison_text, help_text, verdict
+    from securefda.operations.run_folder import REPORT_FILE
+    from securefda.operations.summary_text import comparison_text, result_rows, verdict
     from securefda.samples import sample
     from securefda.site.config import load_federation
+    from securefda.text import aligned
 
     folder = out or default_out("demo")
     _require_demo_folder(folder)
@@ -140,13 +142,13 @@ def demo(
     table = comparison_text(summaries, {name: one for name, one in alone.items() if one})
     words = verdict(main.as_json())
     data = {"out": str(folder), "runs": {rule: summary.as_json() for rule, summary in summaries.items()}}
-    report = f"report: {folder / DEMO_RULE}/report.html (and one for each other rule beside it)"
-    helped = help_text(main.as_json())
-    text = "\n".join(["", table, "", _WHAT_THEY_ARE, "", *words, "", report])
-    text += f"\n\n{DEMO_RULE}: {helped}" if helped else ""
+    report = f"{own / REPORT_FILE} (and one for each other rule beside it)"
+    result = aligned([("rule", DEMO_RULE), *result_rows(main, report, _OWN_ROWS)])
+    text = "\n".join(["", table, "", _WHAT_THEY_ARE, "", *words, "", result])
     print_result(output, data | {"protected": words[0], "unprotected": words[1]}, text)
 
 
+_OWN_ROWS = "securefda new NAME --tabular FILE --label COLUMN"
 _WHAT_THEY_ARE = (
     "source_only: the hospitals' updates, averaged. target_only: the clinic's images alone. warm_target: the hospitals "
     "for as long as the warm-up lasts, then the clinic alone, at the same rates. The others: both, in every round."

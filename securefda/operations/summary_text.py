@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,18 +46,17 @@ _CANCELLING = (
 
 
 def run_text(summary: Summary, folder: Path) -> str:
-    """Return a few aligned lines about one run."""
+    """Return aligned lines about one run: its figures, and below them `result_rows`."""
     lost, cosine, rules = summary.rounds_lost, summary.target_cosine, summary.rounds_by_rule
     absent, metric = absent_sources(summary.visibility, summary.setting or {}), chosen_metric(summary.as_json())
     means = metrics_in({"accuracy": summary.target_accuracy, "metrics": summary.target_metrics})
     final = metrics_in({"accuracy": summary.final_accuracy, "metrics": summary.final_metrics})
     others = metrics_text(means, apart_from=(metric.name,))
     rows = [
-        (f"target {metric.title}", f"{metric.text(means.get(metric.name))} (mean of the last rounds, at most 5)"),
-        *([("other metrics", f"{others} (the same mean)")] if others else []),
+        (f"final {metric.title}", with_balance(metric, final)),
+        *([("other metrics", f"{others} (mean of the last rounds)")] if others else []),
         *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
         *labels_rows(summary.setting or {}, measured=bool(means)),
-        (f"final {metric.title}", with_balance(metric, final)),
         *baseline_rows(summary.target_only, summary.warm_target, metric),
         *([("ended", summary.ended.replace("T", " ").replace("Z", " UTC"))] if summary.ended else []),
         *setting_rows(summary.setting or {}, str(summary.strategy.get("rule", ""))),
@@ -94,7 +94,6 @@ def run_text(summary: Summary, folder: Path) -> str:
         ("target's privacy", spent_text(summary.target_privacy) if summary.target_privacy else ""),
     ]
     rows.extend((name, text) for name, text in privacy if text)
-    rows.append(("report", str(folder / REPORT_FILE)))
     if summary.model_round:
         rows.append(("last model", f"of round {summary.model_round}: {MODEL_FILE}"))
     if summary.best:
@@ -105,8 +104,22 @@ def run_text(summary: Summary, folder: Path) -> str:
         rows.append(("load the model", "from securefda.operations.trained import trained_model"))
         own = "" if is_shipped(summary.task) else f", task={summary.task!a}"
         rows.append(("", f"task, model = trained_model({str(folder)!r}{own})"))
-    helped = help_text(summary.as_json())
-    return f"{aligned(rows)}\n\n{helped}" if helped else aligned(rows)
+    then = ""
+    if summary.status == "finished" and summary.model_digest:
+        then = f"securefda predict {shlex.quote(str(folder))} --data FILE"
+    return aligned([*rows, ("", ""), *result_rows(summary, str(folder / REPORT_FILE), then)])
+
+
+def result_rows(summary: Summary, report: str, then: str) -> list[tuple[str, str]]:
+    """Return what a run ends with: the metric, what the federation gained, the report, and the next command if any."""
+    metric = chosen_metric(summary.as_json())
+    means = metrics_in({"accuracy": summary.target_accuracy, "metrics": summary.target_metrics})
+    return [
+        (f"target {metric.title}", f"{metric.text(means.get(metric.name))} (mean of the last rounds, at most 5)"),
+        *gain_rows(summary.as_json()),
+        ("report", report),
+        *([("next", then)] if then else []),
+    ]
 
 
 def best_text(best: BestModel, metric: TaskMetric) -> str:
@@ -146,11 +159,11 @@ def baseline_rows(
     if target_only:
         rounds = counted(target_only["rounds"], "round")
         value = with_balance(metric, metrics_in(target_only))
-        rows.append((ALONE, f"{value} (the same mean, on its own rows for {rounds})"))
+        rows.append((ALONE, f"{value} (mean of the last rounds, on its own rows for {rounds})"))
     if warm_target:
         rounds = counted(warm_target["rounds"], "round")
         value = with_balance(metric, metrics_in(warm_target))
-        rows.append((WARM, f"{value} (the same mean, alone for {rounds} from the model after warm-up)"))
+        rows.append((WARM, f"{value} (mean of the last rounds, alone for {rounds} from the model after warm-up)"))
     return rows
 
 
@@ -186,10 +199,9 @@ def share_text(share: float, of: str) -> str:
     return f"no part in {of}" if share < NO_PART else f"{100 * share:.0f} % of {of}"
 
 
-def step_words(share: float, rule: str) -> str:
-    """Return the sources' share of one step, or of the head that was fitted, for a round's line."""
-    of = "head" if rule == ANALYTIC else "step"
-    return f"the sources had no part in this {of}" if share < NO_PART else f"sources {share_text(share, f'the {of}')}"
+def step_of(rule: str) -> str:
+    """Return what a round makes: the step, or the head that is fitted."""
+    return _HEAD if rule == ANALYTIC else "the step"
 
 
 def work_phase(rule: str) -> str:
@@ -211,19 +223,46 @@ def help_text(summary: Mapping[str, Any]) -> str:
     target alone nor adapted. It takes the contents of a ``summary.json``.
     """
     metric = chosen_metric(summary)
-    if (adapted := summary.get("adapted")) and metric.name in metrics_in(adapted):
-        values = adaptation_text(adapted, metric)
-        return f"adapted alone at the target: {values}{'' if adapted['kept'] else '; not kept'}"
+    if adapted := _adapted_text(summary, metric):
+        return adapted
     means = metrics_in({"accuracy": summary.get("target_accuracy"), "metrics": summary.get("target_metrics")})
-    baselines = ((WARM, summary.get("warm_target")), (ALONE, summary.get("target_only")))
-    differences = [difference_text(one["help"], name, metric) for name, one in baselines if one and one.get("help")]
+    differences = _differences(summary, metric)
     if not differences or metric.name not in means:
         return ""
+    return f"{metric.title} {with_balance(metric, means)}: {', '.join(differences)}{_sources_had(summary)}"
+
+
+def gain_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what `help_text` says as rows of a table: each baseline has its own."""
+    metric = chosen_metric(summary)
+    if adapted := _adapted_text(summary, metric):
+        return [("gain", adapted)]
+    if (summary.get("strategy") or {}).get("rule") in RULES_WITHOUT_SOURCES:
+        return []
+    differences = _differences(summary, metric)
+    if not differences:
+        return [("gain", "not measured: the target did not train alone to compare")]
+    names = ("gain", *[""] * (len(differences) - 1))
+    return [*zip(names, [*differences[:-1], differences[-1] + _sources_had(summary)], strict=True)]
+
+
+def _adapted_text(summary: Mapping[str, Any], metric: TaskMetric) -> str:
+    adapted = summary.get("adapted")
+    if not adapted or metric.name not in metrics_in(adapted):
+        return ""
+    return f"adapted alone at the target: {adaptation_text(adapted, metric)}{'' if adapted['kept'] else '; not kept'}"
+
+
+def _differences(summary: Mapping[str, Any], metric: TaskMetric) -> list[str]:
+    baselines = ((WARM, summary.get("warm_target")), (ALONE, summary.get("target_only")))
+    return [difference_text(one["help"], name, metric) for name, one in baselines if one and one.get("help")]
+
+
+def _sources_had(summary: Mapping[str, Any]) -> str:
     share, steps = summary.get("source_share"), f"the steps{' after warm-up' if summary.get('warm_target') else ''}"
     if (summary.get("strategy") or {}).get("rule") == ANALYTIC:
         steps = _HEAD
-    had = "" if share is None else f"; the sources had {share_text(share, steps)}"
-    return f"{metric.title} {with_balance(metric, means)}: {', '.join(differences)}{had}"
+    return "" if share is None else f"; the sources had {share_text(share, steps)}"
 
 
 def setting_rows(setting: Mapping[str, Any], rule: str) -> list[tuple[str, str]]:

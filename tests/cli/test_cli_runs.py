@@ -186,7 +186,11 @@ def test_a_run_is_shown_with_date_seed_rates_federation_and_sites(
 ) -> None:
     text = printed(capsys, "runs", "show", runs / "a")
     summary = read_run(runs / "a").summary
-    assert text.splitlines()[-1] == help_text(summary or {})
+    gains = help_text(summary or {}).partition(": ")[2]
+    assert " ".join(text.split()).endswith(
+        f"gain {gains.replace('), ', ') ')} report {runs / 'a' / 'report.html'} "
+        f"next securefda predict {runs / 'a'} --data FILE"
+    )
     for words in (
         "target alone",
         "warm-started target",

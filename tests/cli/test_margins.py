@@ -112,7 +112,7 @@ def test_the_status_of_a_run_names_every_site_that_is_awaited(width: int, monkey
     assert "…" not in drawn
     assert all(len(line) <= width for line in lines)
     said = " ".join(" ".join(lines).split())
-    assert "round 12 of 500" in said
+    assert "12/500" in said
     assert f"waiting for {', '.join(sites)})" in said
     assert f"the target waits for {', '.join(sites)}" in said
 

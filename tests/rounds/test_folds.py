@@ -160,7 +160,7 @@ def test_a_whole_run_says_what_it_keeps(tmp_path: Path) -> None:
     _, model = trained_model(tmp_path)
     assert len(model_to_vector(model))
     assert figures_of(rounds[-1])["folds/rule"] == rounds[-1]["fold_losses"]["rule"]
-    assert " of the target's own model, better on its folds, " in ProgressEstimate().text(rounds[-1])
+    assert "figures of the target's own model, better on its folds" in ProgressEstimate().text(rounds[-1])
     assert "the target keeps its own model, better on its folds" in write_report(tmp_path).read_text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -166,7 +167,7 @@ def test_where_norm_caps_empty_every_layer_the_sources_had_no_part(tmp_path: Pat
     line = played.watch.lines[-1]
     assert line["emptied"] == [name for name, _ in played.run.layers]
     assert line["source_share"] < 1e-3
-    assert ", the sources had no part in this step, " in ProgressEstimate().text(line)
+    assert "3 sources (no part in the step)" in ProgressEstimate().text(line)
     summary = compared(played)
     assert summary.source_share < 1e-3
     assert help_text(summary.as_json()).endswith("; the sources had no part in the steps")
@@ -266,10 +267,17 @@ def test_a_whole_run_shows_it_everywhere(tmp_path: Path) -> None:
     assert summary.warm_target is not None
     assert summary.warm_target["rounds"] == 2
     assert summary.warm_target["help"]["test_rows"] == 500
-    last = run_text(summary, tmp_path).splitlines()[-1]
-    assert last == help_text(summary.as_json())
+    *_, accuracy, warm, alone, report, then = run_text(summary, tmp_path).splitlines()
+    value = f"{100 * (summary.target_accuracy or 0):.1f} %"
+    assert accuracy.split("  ")[0] == "target accuracy"
+    assert value in accuracy
+    assert re.match(r"gain  +.* the warm-started target .*95 %: ", warm)
+    assert re.match(r" +.* the target alone .*95 %: .*; the sources had ", alone)
+    assert report.split() == ["report", str(tmp_path / "report.html")]
+    assert then.split("  ")[-1].strip() == f"securefda predict {tmp_path} --data FILE"
+    last = help_text(summary.as_json())
     balanced = 100 * summary.target_metrics["balanced_accuracy"]
-    assert last.startswith(f"accuracy {100 * (summary.target_accuracy or 0):.1f} %, balanced {balanced:.1f} %: ")
+    assert last.startswith(f"accuracy {value}, balanced {balanced:.1f} %: ")
     page = unescape(write_report(tmp_path).read_text())
     assert f"{last[0].upper()}{last[1:]}." in page
     assert "The sources' share of each step" in page
