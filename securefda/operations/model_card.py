@@ -13,7 +13,7 @@ from typing import Any
 
 from securefda.operations.records import best_round, chosen_metric, metrics_in
 from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
-from securefda.operations.summary_text import setting_text
+from securefda.operations.summary_text import ALONE, ANALYTIC, WARM, difference_text, setting_text
 from securefda.task_metric import TaskMetric, with_balance
 from securefda.text import counted, printable
 
@@ -63,6 +63,8 @@ def card_of(record: RunRecord) -> dict[str, Any]:
         },
         "metric": asdict(chosen_metric(summary, *record.rounds)),
         "metrics": {key: values for key, found in metrics.items() if (values := metrics_in(found))},
+        "help": {key: found["help"] for key in _BASELINES if (found := summary.get(key)) and "help" in found},
+        "source_share": summary.get("source_share"),
         "versions": dict(summary.get("versions") or {}),
     }
 
@@ -71,6 +73,8 @@ def card_text(card: dict[str, Any]) -> str:
     """Return a card for people, in Markdown."""
     target, metric = card["target"], TaskMetric(**card["metric"])
     metrics = {key: values for key, values in card["metrics"].items() if metric.name in values}
+    helped = [difference_text(found, _BASELINES[key], metric) for key, found in card["help"].items()]
+    share, of = card["source_share"], "head" if card["rule"] == ANALYTIC else "steps after warm-up"
     noise = "none" if "epsilon" not in target else f"ε = {target['epsilon']:.4g} at δ = {target['delta']:g}"
     lines = [
         f"# Model card: {_code(card['task'])}",
@@ -92,6 +96,8 @@ def card_text(card: dict[str, Any]) -> str:
         "",
         *(f"- {_METRICS[key]}: {with_balance(metric, values)}" for key, values in metrics.items()),
         *([] if metrics else ["- not measured"]),
+        *([f"- the mean of the last five rounds, compared: {', '.join(helped)}"] if helped else []),
+        *([] if share is None else [f"- the sources' share of the {of}: {100 * share:.0f} %"]),
         "",
         "## Models",
         "",
@@ -107,6 +113,7 @@ def card_text(card: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+_BASELINES = {"warm_target": WARM, "target_only": ALONE}
 _METRICS = {
     "last_rounds": "mean of the last five rounds",
     "last_round": "last round",

@@ -72,6 +72,16 @@ def test_the_card_says_how_far_the_run_came_and_what_it_measured() -> None:
     assert "- for comparison, the target alone: 70.0 %" in text
 
 
+def test_the_card_says_by_how_much_the_federation_helped() -> None:
+    help_ = {"difference": 0.1, "low": 0.05, "high": 0.15, "test_rows": 200}
+    card = card_of(record({**SUMMARY, "target_only": {"accuracy": 0.7, "help": help_}, "source_share": 0.375}))
+    assert card["help"] == {"target_only": help_}
+    text = card_text(card)
+    assert "compared: +10.0 points over the target alone (95 %: +5.0 to +15.0)" in text
+    assert "- the sources' share of the steps after warm-up: 38 %" in text
+    assert "compared:" not in card_text(card_of(record()))
+
+
 def test_a_task_without_accuracy_has_its_own_metric_on_the_card() -> None:
     metric = {"name": "rmse", "words": "RMSE", "better": "lower", "percent": False}
     own = {"target_accuracy": None, "final_accuracy": None, "metric": metric, "target_metrics": {"rmse": 2.5}}
