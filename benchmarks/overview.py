@@ -118,7 +118,7 @@ def plot(rows: Sequence[Gain]) -> str:
     warm = [(place, row.over_warm) for place, row in enumerate(rows, 1) if row.over_warm is not None]
     series = (Series("above the target alone", alone), Series("above the warm-started target", warm))
     names = [row.short for row in rows]
-    chart = Chart("What the sources add", "", series, unit="points", bars="beside", names=names)
+    chart = Chart("What the sources add", "", series, unit="points", bars=True, names=names)
     about = "; ".join(
         f"{row.data}: {row.over_alone:+.1f} points above the target alone"
         + ("" if row.over_warm is None else f", {row.over_warm:+.1f} above the warm-started target")

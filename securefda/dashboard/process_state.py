@@ -5,7 +5,9 @@ ended.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from statistics import median
 from typing import Final
 
 from securefda.audit.report.words import moment_text
@@ -13,21 +15,44 @@ from securefda.operations.records import JOIN_PHASE
 from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, round_of
 from securefda.pages.parts import State
 from securefda.site.certificates import RENEW
-from securefda.text import names, phase_words
+from securefda.text import duration, names, phase_words
 
 _START_AGAIN: Final = {
     "target": "Start the process again: it goes on after the last finished round.",
     "source": "Start the process again: the site joins the run again.",
 }
+_UNUSUAL: Final = 3.0
+"""A wait is too long if it takes as many times what earlier rounds took, and at least `_SHORT_S`."""
+_SHORT_S: Final = 10.0
 
 
-def describe_process(process: ProcessState, running: bool | None, rounds: str) -> State:
+def why_late(process: ProcessState, earlier: Sequence[float], deadline_s: float, now: float) -> str:
+    """Return a sentence on why the present wait is too long; empty where it is not, or nothing is waited for.
+
+    Args:
+        process: what it said last.
+        earlier: seconds that the same took in earlier rounds.
+        deadline_s: of the wait, which counts where there are no earlier rounds.
+        now: Unix time.
+    """
+    waited = now - process.since
+    if not process.waiting_for:
+        return ""
+    if earlier:
+        usual = median(earlier)
+        late = waited > max(_SHORT_S, _UNUSUAL * usual)
+        return f"That is long: in earlier rounds it was {duration(usual)}." if late else ""
+    return f"More than half of the deadline of {duration(deadline_s)} is over." if waited > deadline_s / 2 else ""
+
+
+def describe_process(process: ProcessState, running: bool | None, rounds: str, late: str = "") -> State:
     """Return the state of a process.
 
     Args:
         process: what it said last.
         running: whether it is still there; None where this machine cannot say.
         rounds: how many rounds there are so far, a sentence.
+        late: why it waits too long, a sentence; empty where it does not.
     """
     place = f", round {round_of(process.round, process.rounds)}" if process.round else ""
     if process.doing == ENDED:
@@ -47,6 +72,7 @@ def describe_process(process: ProcessState, running: bool | None, rounds: str) -
         text += f" {steps[:1].upper()}{steps[1:]}."
     if any(site not in process.doing for site in process.waiting_for):
         text += f" Waiting for {names(process.waiting_for)}."
+    text += f" {late}" if late else ""
     if process.retrying:
         until = f"; it tries until {_utc(process.retrying_until)}" if process.retrying_until is not None else ""
         text += f" {process.retrying[:1].upper()}{process.retrying[1:]}{until}."
@@ -57,7 +83,9 @@ def describe_process(process: ProcessState, running: bool | None, rounds: str) -
         seen_at = f"Whether the process still runs can be seen on {process.host} alone."
         return State("waiting", "Last known", f"{text} {seen_at} {rounds}", hint)
     # In a round, a target always waits for some source; that counts as running.
-    waits = process.retrying or (process.waiting_for and (process.role == "source" or joining or not process.round))
+    if late or process.retrying:
+        return State("care", "Waiting", f"{text} {rounds}", hint)
+    waits = process.waiting_for and (process.role == "source" or joining or not process.round)
     return State("waiting" if waits else "going", "Waiting" if waits else "Running", f"{text} {rounds}", hint)
 
 

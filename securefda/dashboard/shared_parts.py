@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from securefda.audit.report.party_tables import Incident
 from securefda.audit.report.words import incident_kind, incident_rounds, time_text
 from securefda.dashboard.site_reader import Seen
+from securefda.operations.state import ENDED
 from securefda.pages.parts import Line, Lines, Section
+from securefda.site.certificates import RENEW, validity
 
 _MOST_LINES: Final = 30
 _FAILURES: Final = ("alarm", "aborted", "abort-sent", "abort-received")
@@ -18,12 +21,20 @@ _FAILURES: Final = ("alarm", "aborted", "abort-sent", "abort-received")
 def incident_lines(incidents: Sequence[Incident]) -> list[Line]:
     """Return a line for each of the last incidents, with check, accused site, rounds and time."""
     lines: list[Line] = [
-        ("failed" if one.kind in _FAILURES else "waiting", _text(one))
+        ("failed" if one.kind in _FAILURES else "care", _text(one))
         for one in sorted(incidents, key=lambda one: one.last, reverse=True)
     ]
     left = len(lines) - _MOST_LINES
-    more: list[Line] = [("waiting", f"And {left} more, which the audit log has.")] if left > 0 else []
+    more: list[Line] = [("care", f"And {left} more, which the audit log has.")] if left > 0 else []
     return [*lines[:_MOST_LINES], *more]
+
+
+def start_hint(seen: Seen) -> str:
+    """Return the command that starts the site's process; empty where its kit is not known."""
+    if seen.place.kit is None or seen.place.settings is None:
+        return ""
+    process = "aggregator" if seen.place.role == "target" else "source"
+    return f"Start it with: securefda {process} start --config {seen.place.settings}"
 
 
 def problem_section(problems: Sequence[str]) -> Section:
@@ -34,10 +45,13 @@ def problem_section(problems: Sequence[str]) -> Section:
 
 
 def log_facts(seen: Seen) -> list[tuple[str, str]]:
-    """Return federation, roster and audit log."""
+    """Return federation, roster, the end of the site's certificate, and audit log."""
     facts = []
     if seen.keys is not None:
         facts += [("Federation", seen.keys.federation), ("Roster (SHA-256)", seen.keys.digest)]
+    if (ends := _certificate_ends(seen)) is not None:
+        words, is_soon = validity(datetime.fromtimestamp(ends, UTC), datetime.now(UTC))
+        facts.append(("Certificate", f"{words}: {RENEW}" if is_soon else words))
     log = seen.log
     if log is None:
         facts.append(("Audit log", "none here, so alarms and disclosures are not shown"))
@@ -52,6 +66,14 @@ def log_facts(seen: Seen) -> list[tuple[str, str]]:
     facts.append(("Verified", "no: this page shows what the site wrote. securefda audit verify checks it."))
     facts.append(("Last record", f"{log.last.entry.type}, {time_text(log.last.time)} UTC"))
     return facts
+
+
+def _certificate_ends(seen: Seen) -> float | None:
+    """Return when the site's certificate ends, as its process says, else as the kit's roster has it."""
+    if seen.process is not None and seen.process.certificate_ends is not None and seen.process.doing != ENDED:
+        return seen.process.certificate_ends
+    entries = seen.keys.roster.entries if seen.keys is not None else ()
+    return next((entry.not_after for entry in entries if entry.site_id == seen.place.site), None)
 
 
 def _text(incident: Incident) -> str:

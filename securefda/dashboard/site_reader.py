@@ -7,9 +7,12 @@ line among the problems. Nothing here is verified; ``securefda audit verify`` do
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -21,9 +24,10 @@ from securefda.audit.log_records import Record
 from securefda.audit.reading import LogFolder, find_logs, open_log
 from securefda.audit.report.party_tables import PartyReader, PartyTables
 from securefda.dashboard.place import Place, find_place
+from securefda.dashboard.process_state import why_late
 from securefda.disk import read_file, whole_lines
 from securefda.errors import SecureFdaError
-from securefda.operations.records import RoundLine, SiteLine
+from securefda.operations.records import JOIN_PHASE, REPORTED_ROUNDS, RoundLine, SiteLine
 from securefda.operations.run_folder import (
     METRICS_FILE,
     ROUND,
@@ -36,9 +40,11 @@ from securefda.operations.run_folder import (
 from securefda.operations.state import STATE_FILE, ProcessState, read_state
 from securefda.settings import read_toml
 from securefda.site.authority import CA_FILE
+from securefda.site.config.sections import TransportSection
 from securefda.site.kit import KIT_FILE, LOCAL, POLICY_FILE, ROSTER_FILE, STARTUP
 from securefda.site.policy import Explanation, SourcePolicy, explain, parse_policy
 from securefda.site.policy.signed import read_signed_policy
+from securefda.text import phase_words
 
 _Read = TypeVar("_Read")
 _AUDIT: Final = "audit"
@@ -98,6 +104,7 @@ class Seen:
         policy: of a source; None where there is none.
         process: what the site's process says of itself; None where none ever did here.
         running: whether that process is still there; None where this machine cannot say.
+        late: why it waits too long, a sentence; empty where it does not.
         problems: what could not be read and why, one line each.
     """
 
@@ -112,6 +119,7 @@ class Seen:
     policy: PolicySeen | None = None
     process: ProcessState | None = None
     running: bool | None = None
+    late: str = ""
     problems: tuple[str, ...] = ()
 
 
@@ -120,10 +128,11 @@ class SiteReader:
 
     Args:
         asked: the folder that the user named.
+        clock: Unix time.
     """
 
-    def __init__(self, asked: Path) -> None:
-        self._asked = asked
+    def __init__(self, asked: Path, clock: Callable[[], float] = time.time) -> None:
+        self._asked, self._clock = asked, clock
         self._place = Place(asked, asked)
         self._problems: list[str] = []
         self._lines: dict[Path, _Lines] = {}
@@ -158,6 +167,8 @@ class SiteReader:
         if place.role == "target":
             for file in sorted(place.run.glob(f"{SITES_FOLDER}/*/{METRICS_FILE}")):
                 sites[file.parent.name] = cast(tuple[SiteLine, ...], tuple(self._read(file, SITE)))
+        log = self._log_of(place, process, str((summary or {}).get("run_id", "")))
+        running = None if process is None else process.is_running
         return Seen(
             place=place,
             keys=keys,
@@ -166,10 +177,11 @@ class SiteReader:
             sites=sites,
             summary=summary,
             planned=process.rounds if process is not None and process.rounds else self._planned(place, summary),
-            log=self._log_of(place, process, str((summary or {}).get("run_id", ""))),
+            log=log,
             policy=self._policy(place, keys) if place.role == "source" and keys is not None else None,
             process=process,
-            running=None if process is None else process.is_running,
+            running=running,
+            late=self._late(place, process, rounds, log) if process is not None and running else "",
             problems=tuple(dict.fromkeys(self._problems)),
         )
 
@@ -208,15 +220,34 @@ class SiteReader:
         """Return the planned rounds: from the summary, or before it from the target's settings."""
         if summary is not None:
             return int(summary.get("rounds_planned", 0))
-        if place.role != "target" or place.settings is None or not place.settings.is_file():
-            return 0
+        rounds = self._setting(place, "strategy", "rounds") if place.role == "target" else 0
+        return rounds if type(rounds) is int and rounds > 0 else 0
+
+    def _setting(self, place: Place, table: str, key: str) -> object:
+        """Return what the settings file of the site's process says; None where it says nothing."""
         file = place.settings
+        if file is None or not file.is_file():
+            return None
         with self._noting():
-            tables = self._whole.once("settings", [file], lambda: read_toml(file))
-            strategy = tables.get("strategy")
-            rounds = strategy.get("rounds") if isinstance(strategy, dict) else None
-            return rounds if type(rounds) is int and rounds > 0 else 0
-        return 0
+            found = self._whole.once("settings", [file], lambda: read_toml(file)).get(table)
+            return found.get(key) if isinstance(found, dict) else None
+        return None
+
+    def _late(self, place: Place, process: ProcessState, rounds: Sequence[RoundLine], log: LogSeen | None) -> str:
+        """Return why the process waits too long: for a target by phase, for a source from round to round."""
+        if process.role == "target":
+            phases = [one for line in rounds[-REPORTED_ROUNDS:] for one in line.get("seconds", {}).items()]
+            earlier = [seconds for phase, seconds in phases if phase_words(phase) == process.doing]
+            train = process.doing.startswith("sources ")  # as the phases begin in which they are at work
+            key = "join" if process.doing == phase_words(JOIN_PHASE) else "training" if train else "phase"
+        else:
+            spans = log.tables.spans[-REPORTED_ROUNDS - 1 :] if log is not None else ()
+            starts = [datetime.fromisoformat(span.first) for span in spans]
+            earlier = [(after - before).total_seconds() for before, after in pairwise(starts)]
+            key = "training" if process.round else "idle"
+        deadline = self._setting(place, "transport", f"{key}-deadline-s")
+        default = TransportSection.model_fields[f"{key}_deadline_s"].default
+        return why_late(process, earlier, deadline if isinstance(deadline, int | float) else default, self._clock())
 
     def _read(self, file: Path, form: TypeAdapter[Any]) -> list[Any]:
         lines = self._lines.setdefault(file, _Lines(file, form))

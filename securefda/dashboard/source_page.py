@@ -9,7 +9,7 @@ from typing import Final, cast
 from securefda.audit.report.overview import alike
 from securefda.audit.report.words import CONTRIBUTIONS, contributions_in, level_text, time_text, what_text
 from securefda.dashboard.process_state import describe_process
-from securefda.dashboard.shared_parts import incident_lines, log_facts, problem_section
+from securefda.dashboard.shared_parts import incident_lines, log_facts, problem_section, start_hint
 from securefda.dashboard.site_reader import LogSeen, PolicySeen, Seen
 from securefda.operations.records import SiteLine
 from securefda.operations.report import number_cell
@@ -40,7 +40,7 @@ def source_page(seen: Seen) -> Page:
 def source_state(seen: Seen) -> State:
     """Return the site's state and the site that it waits for."""
     if seen.process is not None:
-        return describe_process(seen.process, seen.running, _done(seen))
+        return describe_process(seen.process, seen.running, _done(seen), seen.late)
     if seen.log is not None and (entry := seen.log.last.entry).type == "run-ended":
         outcome, rounds = entry.facts["outcome"], counted(cast(int, entry.facts["rounds"]), "round")
         if outcome == "completed":
@@ -49,7 +49,7 @@ def source_state(seen: Seen) -> State:
     if seen.log is not None or seen.own:
         return State("waiting", "No end yet", f"Nothing here says whether a process is at work. {_done(seen)}")
     text = f"No process of this site has started here, and nothing has left for {_target(seen)}."
-    return State("none", "Not begun", text)
+    return State("none", "Not begun", text, start_hint(seen))
 
 
 def _target(seen: Seen) -> str:
@@ -174,7 +174,7 @@ def _charts(seen: Seen) -> list[Chart]:
     if losses := [(number, loss) for number, line in done.items() if (loss := line.get("loss")) is not None]:
         caption = "Mean over the rows trained on in the round. It stays here, but for its part in a sum."
         charts.append(Chart("Training loss", caption, [Series("loss", losses)]))
-    return charts
+    return [chart for chart in charts if chart.has_shape]
 
 
 def _rounds(own: Sequence[SiteLine]) -> Section:
@@ -218,7 +218,7 @@ def _alarms(seen: Seen) -> Section:
     lines = incident_lines(seen.log.tables.incidents) if seen.log is not None else []
     if seen.log is None:
         refused = [line for line in seen.own if "refused" in line]
-        lines = [("waiting", f"Round {line['round']}: {_refusal(line['refused'])}") for line in refused[-MOST_ROWS:]]
+        lines = [("care", f"Round {line['round']}: {_refusal(line['refused'])}") for line in refused[-MOST_ROWS:]]
     elif not lines:
         lines = [("done", "None: no check failed, and this site refused no round.")]
     return Section("alarms", "Alarms and refusals", [Lines(lines)] if lines else [])

@@ -9,36 +9,41 @@ from typing import Any, Final
 
 from securefda.audit.report.words import time_text
 from securefda.dashboard.process_state import describe_process
-from securefda.dashboard.shared_parts import incident_lines, log_facts, problem_section
+from securefda.dashboard.shared_parts import incident_lines, log_facts, problem_section, start_hint
 from securefda.dashboard.site_reader import Seen
 from securefda.operations.records import (
     REPORTED_ROUNDS,
     RoundLine,
     best_round,
     chosen_metric,
-    metrics_in,
     round_seconds,
     validation_rank,
 )
 from securefda.operations.report import (
     finished,
+    hidden_note,
     metric_points,
     points_of,
+    result_section,
     rounds_table,
     run_charts,
     run_facts,
     seen_section,
+    settings_section,
     share_cell,
 )
 from securefda.operations.run_folder import REPORT_FILE
 from securefda.operations.state import ENDED
-from securefda.operations.summary_text import ALONE, WARM, adapted_text, difference_text
 from securefda.pages.parts import Charts, Facts, Line, Lines, Page, Section, State, Table, Tiles
-from securefda.task_metric import TaskMetric, metrics_text, with_balance
-from securefda.text import bound_text, counted, human_bytes, names, phase_words
+from securefda.task_metric import TaskMetric
+from securefda.text import bound_text, counted, duration, human_bytes, names, phase_words
 
 MOST_ROWS: Final = 50
 _MOST_SOURCES: Final = 64
+_BASELINES: Final = (
+    "After the last round, the accuracy that the target reaches alone is measured and drawn across, unless the target "
+    "trains with noise."
+)
 
 
 def target_page(seen: Seen) -> Page:
@@ -46,11 +51,16 @@ def target_page(seen: Seen) -> Page:
     place, rounds, tiles = seen.place, seen.rounds, _tiles(seen)
     charts = run_charts(rounds, seen.sites, seen.summary or {}, _limit(seen))
     before = len(rounds) - MOST_ROWS
+    noted = [hidden_note(rounds), "" if seen.summary is not None else _BASELINES]
+    result = [result_section(seen.summary, rounds)] if seen.summary is not None else []
     sections = [
+        *result,
         Section("figures", "Figures", [Tiles(tiles)] if tiles else []),
         problem_section(seen.problems),
         _alarms(seen),
-        Section("charts", "Over the rounds", [Charts(charts)] if charts else []),
+        Section(
+            "charts", "Over the rounds", [Charts(charts)] if charts else [], " ".join(filter(None, noted)), "Charts"
+        ),
         _sources(seen),
         _phases(rounds),
         Section(
@@ -58,9 +68,11 @@ def target_page(seen: Seen) -> Page:
             "Rounds",
             [rounds_table(reversed(rounds[-MOST_ROWS:]))] if rounds else [],
             f"The last {MOST_ROWS}; {before} before them." if before > 0 else "",
+            "Rounds",
         ),
         seen_section(finished(rounds)),
-        Section("about", "About this run", [Facts(_facts(seen))]),
+        *([settings_section(seen.summary)] if seen.summary is not None else []),
+        Section("about", "About this run", [Facts(_facts(seen))], short="About"),
     ]
     return Page(place.site or "Run", [f"target · {place.run}"], target_state(seen), sections)
 
@@ -74,7 +86,7 @@ def target_state(seen: Seen) -> State:
     summary = seen.summary
     if seen.process is not None:
         ended_well = seen.process.doing == ENDED and not seen.process.error
-        state = describe_process(seen.process, seen.running, text)
+        state = describe_process(seen.process, seen.running, text, seen.late)
         if summary is None or seen.process.doing != ENDED:
             return state
         same_error = (summary.get("error") or {}).get("message") == seen.process.error
@@ -90,7 +102,8 @@ def _state_without_process(seen: Seen, text: str) -> State:
         return _ended(seen.summary, text)
     if seen.rounds or seen.log is not None:
         return State("waiting", "No end yet", f"Nothing here says whether a process is at work. {text}")
-    return State("none", "Not begun", "No round has begun here yet. This page shows the run as soon as it does.")
+    text = "No round has begun here yet. This page shows the run as soon as it does."
+    return State("none", "Not begun", text, start_hint(seen))
 
 
 def _ended(summary: Mapping[str, Any], text: str) -> State:
@@ -115,8 +128,7 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
     if values := metric_points(finished(rounds), metric.name):
         of_last = [value for _, value in values[-REPORTED_ROUNDS:]]
         note = f"mean of the last {len(of_last)}: {metric.text(fmean(of_last))}"
-        others = metrics_text(metrics_in(finished(rounds)[-1]), apart_from=(metric.name,))
-        tiles.append((metric.text(values[-1][1]), f"target {metric.title}", f"{note}; {others}" if others else note))
+        tiles.append((metric.text(values[-1][1]), f"target {metric.title}", note))
         tiles.append(_best_tile(rounds, values, metric))
     if loss := points_of(rounds, "loss"):
         tiles.append((f"{loss[-1][1]:.3f}", "target loss", ""))
@@ -126,17 +138,14 @@ def _tiles(seen: Seen) -> list[tuple[str, str, str]]:
         tiles.append((f"{confident[-1][1]:.0f}", "confident rows of the target", "their pseudo-labels count"))
     if "source_share" in last and last.get("survivors"):
         tiles.append((share_cell(last), "the sources' share of the last step", ""))
-    for name, words in (("warm_target", WARM), ("target_only", ALONE)):
-        if found := ((seen.summary or {}).get(name) or {}).get("help"):
-            what = f"{metric.unit.strip() or metric.title} over the {words}"
-            tiles.append((metric.difference(found["difference"]), what, difference_text(found, words, metric)))
-    if (adapted := (seen.summary or {}).get("adapted")) and metric.name in metrics_in(adapted):
-        tiles.append((with_balance(metric, metrics_in(adapted)), "adapted at the target", adapted_text(adapted)))
     expected = _source_ids(seen)
     of = f"of {len(expected)} sources" if expected else "sources"
     tiles.append((str(len(last.get("survivors", []))), f"{of} in the last round", ""))
     if seconds := [round_seconds(line) for line in finished(rounds)]:
         tiles.append((f"{median(seconds):.2f} s", "per round, median", ""))
+    if (left := seen.planned - last["round"]) > 0 and seen.running:
+        pace = [round_seconds(line) for line in rounds[-REPORTED_ROUNDS:]]
+        tiles.append((duration(left * fmean(pace)), "left, estimated", f"{counted(left, 'round')} at the present pace"))
     if spent := points_of(rounds, "target_epsilon"):
         limit = _limit(seen)
         tiles.append((bound_text(spent[-1][1]), "ε spent of the target's rows", f"limit {limit:g}" if limit else ""))
@@ -197,10 +206,10 @@ def _sources(seen: Seen) -> Section:
                 human_bytes(down[site]),
             )
         )
-    head = ("source", "now", "last round", "last heard (UTC)", "visibility", "rounds", "received", "sent")
+    head = ("source", "now", "last round", "last heard (UTC)", "visibility", "rounds", "sent by it", "sent to it")
     more = len(sources) - _MOST_SOURCES
     note = f"And {more} more sources, which metrics.jsonl lists." if more > 0 else ""
-    return Section("sources", "Sources", [Table(head, rows, numbers={5, 6, 7})] if rows else [], note)
+    return Section("sources", "Sources", [Table(head, rows, numbers={5, 6, 7})] if rows else [], note, "Sources")
 
 
 def _part_in(line: RoundLine, site: str) -> str:
@@ -230,7 +239,7 @@ def _phases(rounds: Sequence[RoundLine]) -> Section:
     ]
     head = ("phase", "last round, s", "median, s", "share")
     parts = [Table(head, rows, numbers={1, 2, 3})] if rows else []
-    return Section("phases", "Phases and their times", parts, "Wall clock at the aggregator.")
+    return Section("phases", "Phases and their times", parts, "Wall clock at the aggregator.", "Phases")
 
 
 def _alarms(seen: Seen) -> Section:
@@ -243,10 +252,10 @@ def _alarms(seen: Seen) -> Section:
         of = "round" if len(lost) == 1 else "rounds"
         lines.append(("failed", f"Lost: {of} {shown}. The model stayed as it was."))
     dropped = Counter(site for line in seen.rounds for site in line.get("dropped", []))
-    lines += [("waiting", f"{site} was dropped in {counted(count, 'round')}") for site, count in dropped.items()]
+    lines += [("care", f"{site} was dropped in {counted(count, 'round')}") for site, count in dropped.items()]
     if not lines and seen.log is not None:
         lines.append(("done", "None: no check failed, no site refused a round or ended a session."))
-    return Section("alarms", "Alarms and refusals", [Lines(lines)] if lines else [])
+    return Section("alarms", "Alarms and refusals", [Lines(lines)] if lines else [], short="Alarms")
 
 
 def _facts(seen: Seen) -> list[tuple[str, str]]:

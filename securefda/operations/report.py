@@ -19,6 +19,7 @@ from securefda.operations.records import (
     RoundLine,
     SiteLine,
     chosen_metric,
+    mean_metrics,
     metrics_in,
     round_seconds,
     total_of,
@@ -28,24 +29,38 @@ from securefda.operations.summary_text import (
     ALONE,
     ANALYTIC,
     WARM,
-    absent_sources,
     adapted_text,
     best_text,
     help_text,
+    interval_text,
     labels_rows,
-    levels_text,
     norm_cap_text,
     published_name,
     releases_text,
     setting_rows,
-    setting_text,
     silenced_in,
     spent_text,
     verdict,
 )
 from securefda.pages.html import static_page
-from securefda.pages.parts import Chart, Charts, Facts, Fold, Line, Page, Section, Series, State, Table, Tiles, Tone
-from securefda.task_metric import ACCURACY, TaskMetric, metric_of, metrics_text
+from securefda.pages.parts import (
+    Chart,
+    Charts,
+    Facts,
+    Fold,
+    Line,
+    Lines,
+    Page,
+    Part,
+    Section,
+    Series,
+    State,
+    Table,
+    Tone,
+)
+from securefda.site.config.key_help import toml
+from securefda.site.config.sections import StrategySection, TargetTrainingSection
+from securefda.task_metric import ACCURACY, TaskMetric, metric_of, metrics_text, with_balance
 from securefda.text import binary_unit, counted, human_bytes, names, phase_words
 
 _STATUS: dict[str, tuple[Tone, str, str]] = {
@@ -54,6 +69,8 @@ _STATUS: dict[str, tuple[Tone, str, str]] = {
     "interrupted": ("failed", "Interrupted", "was interrupted"),
 }
 _MOST_GROUPS = 24
+_MOST_ROWS = 12
+"""Longer tables of rounds and of sources are folded."""
 _NEARLY_PARALLEL = 0.9
 _PROJECTING = ("fedgp", "fedgp_auto", "auto")
 _AUTO = ("fedda_auto", "fedgp_auto", "auto")
@@ -129,21 +146,141 @@ def render_report(record: RunRecord) -> str:
     """Return the page."""
     rounds = list({line["round"]: line for line in record.rounds}.values())
     summary = record.summary or {}
-    strategy = summary.get("strategy") or {}
-    rule = strategy.get("rule") or (rounds[-1].get("rule", "") if rounds else "")
+    rule = (summary.get("strategy") or {}).get("rule") or (rounds[-1].get("rule", "") if rounds else "")
     task = str(summary.get("task", "")).rpartition(":")[2]
     title = " on ".join(part for part in (rule, task) if part) or "Run"
-    unused = [(key, setting_text(value)) for key, value in strategy.items() if not is_used(key, strategy)]
-    fold = Fold("unused", f"{len(unused)} settings that this rule does not use", [Facts(unused)])
-    facts, tiles, charts = run_facts(summary), _tiles(summary, rounds), run_charts(rounds, record.sites, summary)
+    charts, facts = run_charts(rounds, record.sites, summary), run_facts(summary)
+    protection, verdicts = "What was protected, and what was not", list[Line]()
+    if rounds and summary.get("visibility"):
+        verdicts += zip(("done", "care"), verdict(summary), strict=True)
     sections = [
-        Section("figures", "Figures", [*([Tiles(tiles)] if tiles else []), *_confusion_table(rounds)]),
-        Section("charts", "Over the rounds", [Charts(charts)] if charts else []),
-        Section("rounds", "Rounds", [rounds_table(rounds)] if rounds else []),
+        result_section(summary, rounds),
+        Section("protection", protection, [Lines(verdicts)] if verdicts else [], short="Protection"),
+        Section("charts", "Over the rounds", [Charts(charts)] if charts else [], hidden_note(rounds), "Charts"),
+        Section("rounds", "Rounds", _folded(rounds_table(rounds), "round"), short="Rounds"),
+        _sources(summary, rounds),
         seen_section(rounds),
-        Section("about", "About this run", [*([Facts(facts)] if facts else []), *([fold] if unused else [])]),
+        settings_section(summary),
+        Section("about", "About this run", [Facts(facts)] if facts else [], short="About"),
     ]
-    return static_page(Page(title, (), _state(record.summary), sections), title, "securefda run report")
+    return static_page(Page(title, (), _state(record.summary, rounds), sections), title, "securefda run report")
+
+
+def result_section(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> Section:
+    """Return a row for the run's model and each one that it is compared with, and what the rounds took."""
+    metric, done, rows = chosen_metric(summary, *rounds), finished(rounds), list[tuple[str, ...]]()
+
+    def add(what: str, found: Mapping[str, float], difference: str = "–", share: str = "–") -> None:
+        if metric.name in found:
+            left = metrics_text(found, apart_from=(metric.name, "balanced_accuracy")) or "–"
+            rows.append((what, with_balance(metric, found), difference, share, left))
+
+    share, tested = summary.get("source_share"), ""
+    add("this run", _means(summary, done), share="–" if share is None else f"{100 * share:.0f} %")
+    for key, name in (("warm_target", WARM), ("target_only", ALONE)):
+        baseline = summary.get(key) or {}
+        helped = baseline.get("help")
+        tested = f"{helped['test_rows']:,} " if helped else tested
+        add(name, metrics_in(baseline), interval_text(helped, metric) if helped else "–")
+    if best := summary.get("best"):
+        add(f"round {best['round']}, best on validation rows", metrics_in(best))
+    if adapted := summary.get("adapted"):
+        add(f"last model, adapted at the target{'' if adapted['kept'] else ', not kept'}", metrics_in(adapted))
+    of = "head" if (summary.get("strategy") or {}).get("rule") == ANALYTIC else "steps"
+    minus = f"this run minus it (95 %){', points' if metric.percent else ''}"
+    head = ("model", metric.title, minus, f"sources' share of the {of}", "other metrics")
+    columns = [0, 1, *(place for place in (2, 3, 4) if any(row[place] != "–" for row in rows))]
+    cells = [tuple(row[place] for place in columns) for row in rows]
+    last = min(REPORTED_ROUNDS, len(done))
+    when = f"mean of the last {last} rounds" if last > 1 else "after the only round"
+    caption = f"On the target's {tested}test rows, {when}. {_personal(rounds)}"
+    table = Table([head[place] for place in columns], cells, key="models", caption=caption)
+    parts: list[Part] = [table] if rows else []
+    seconds = [round_seconds(line) for line in rounds]
+    if any(seconds):
+        sent = sum(sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values()) for line in rounds)
+        took = f"A round took {median(seconds):.2f} s (median), without the wait for sites to join."
+        parts.append(f"{took} Sources and aggregator sent each other {human_bytes(sent)}.")
+    return Section("result", "Result", [*parts, *_confusion_table(rounds)], short="Result")
+
+
+def _personal(rounds: Sequence[RoundLine]) -> str:
+    own = any("evaluated" in line for line in rounds)
+    return "The model is one of the target's own, not the common one." if own else ""
+
+
+def _result_text(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> str:
+    """Return the result in a sentence: the metric, by how much the federation helped, and the sources' share."""
+    done, metric = finished(rounds), chosen_metric(summary, *rounds)
+    if not (text := help_text(summary)):
+        if metric.name not in (means := _means(summary, done)):
+            return "Not measured: no test row of the target has a label." if done else ""
+        why = ", since the target trains with noise" if summary.get("target_privacy") else ""
+        text = f"{metric.title} {with_balance(metric, means)}, not compared with the target alone{why}"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def settings_section(summary: Mapping[str, Any]) -> Section:
+    """Return the settings that are not the default, and folded those that are, and those that the rule does not use."""
+    strategy, setting = summary.get("strategy") or {}, summary.get("setting") or {}
+    changed, kept, unused = list[tuple[str, str, str]](), list[tuple[str, str]](), list[tuple[str, str]]()
+    for table, values, defaults in (
+        ("strategy", strategy, StrategySection()),
+        ("training", setting.get("training") or {}, TargetTrainingSection()),
+    ):
+        default = defaults.model_dump(mode="json", by_alias=True)
+        for key, value in values.items():
+            name = f"{table}.{key}", toml(value)
+            if table == "strategy" and not is_used(key, strategy):
+                unused.append(name)
+            elif key in default and value == default[key]:
+                kept.append(name)
+            else:
+                changed.append((*name, toml(default[key]) if key in default else "not known here"))
+    parts = list[Part]()
+    if changed:
+        parts.append(Table(("setting", "this run", "default"), changed))
+    elif kept:
+        parts.append("Every setting that this rule uses has its default.")
+    if kept:
+        parts.append(Fold("kept", f"{counted(len(kept), 'setting')} with the default", [Facts(kept)]))
+    if unused:
+        text = f"{counted(len(unused), 'setting')} that this rule does not use"
+        parts.append(Fold("unused", text, [Facts(unused)]))
+    return Section("settings", "Settings of the strategy and of the target's training", parts, short="Settings")
+
+
+def _sources(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> Section:
+    """Return a row for each source: at which visibility it took part, in how many rounds, and what it sent and got."""
+    levels = summary.get("visibility") or {site: at for line in rounds for site, at in line.get("levels", {}).items()}
+    counted_in = Counter(site for line in rounds for site in line.get("survivors", []))
+    dropped = Counter(site for line in rounds for site in line.get("dropped", []))
+    refused = [(site, key) for line in rounds for site, key in line.get("refused", {}).items()]
+    up = total_of(line.get("bytes_up", {}) for line in rounds)
+    down = total_of(line.get("bytes_down", {}) for line in rounds)
+    sites = dict.fromkeys((summary.get("setting") or {}).get("sources") or [])
+    sites |= dict.fromkeys(sorted({*levels, *counted_in, *dropped, *up, *(site for site, _ in refused)}, key=_natural))
+    rows = [
+        (
+            site,
+            levels.get(site, "–" if counted_in[site] else "took no part"),
+            f"{counted_in[site]}",
+            f"{dropped[site]}",
+            ", ".join(f"{key} ({count})" for key, count in Counter(key for of, key in refused if of == site).items()),
+            human_bytes(up[site]),
+            human_bytes(down[site]),
+        )
+        for site in sites
+    ]
+    head = ("source", "visibility", "rounds", "dropped", "refused (rounds)", "sent by it", "sent to it")
+    return Section("sources", "Sources", _folded(Table(head, rows, numbers={2, 3, 5, 6}), "source"), short="Sources")
+
+
+def _folded(table: Table, noun: str) -> list[Part]:
+    """Return a table, folded if it is long; nothing without a row."""
+    if len(table.rows) > _MOST_ROWS:
+        return [Fold("all", counted(len(table.rows), noun), [table])]
+    return [table] if table.rows else []
 
 
 def _confusion_table(rounds: Sequence[RoundLine]) -> Iterator[Table]:
@@ -186,7 +323,7 @@ def seen_section(rounds: Sequence[RoundLine]) -> Section:
     if len(groups) > _MOST_GROUPS:
         rows.append((f"and {len(groups) - _MOST_GROUPS} other sets, listed in metrics.jsonl", "", "", "", ""))
     table = Table(("of whom", "visibility", "what", "rounds", "rows"), rows, numbers={4}, broad={2})
-    return Section("seen", "What the aggregator saw", [table] if rows else [])
+    return Section("seen", "What the aggregator saw", [table] if rows else [], short="What the aggregator saw")
 
 
 def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
@@ -222,45 +359,33 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{start}–{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
 
 
-def _state(summary: Mapping[str, Any] | None) -> State:
-    """Say how the run ended, by how much it helped, and what was protected."""
+def _state(summary: Mapping[str, Any] | None, rounds: Sequence[RoundLine]) -> State:
+    """Say how the run ended, and what came of it."""
+    result = _result_text(summary or {}, rounds)
     if summary is None:
         text = "This run has not ended, or it was killed; the page shows the rounds so far."
-        return State("waiting", "No end yet", text)
+        return State("waiting", "No end yet", text, lines=[("", result)] if result else [])
     done, planned, lost = (summary.get(key, 0) for key in ("rounds", "rounds_planned", "rounds_lost"))
     tone, word, ended = _STATUS.get(summary.get("status", ""), ("none", "Ended", "ended"))
     text = f"The run {ended}: {done} of {counted(planned, 'round')}{f', {lost} lost' if lost else ''}."
-    error, lines = summary.get("error") or {}, list[Line]()
-    if helped := help_text(summary):
-        lines.append(("", f"{helped[0].upper()}{helped[1:]}."))
-    if summary.get("visibility"):
-        lines += zip(("done", "care"), verdict(summary), strict=True)
-    return State(tone, word, " ".join(filter(None, [text, error.get("message")])), error.get("hint") or "", lines)
+    error = summary.get("error") or {}
+    text, hint = " ".join(filter(None, [text, error.get("message")])), error.get("hint") or ""
+    return State(tone, word, text, hint, [("", result)] if result else [])
 
 
 def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return all other facts that identify the run."""
-    asked = summary.get("strategy") or {}
-    strategy = [f"{key} = {setting_text(value)}" for key, value in asked.items() if is_used(key, asked)]
     releases, rules = summary.get("target_releases"), summary.get("rounds_by_rule") or {}
     versions = [f"{name} {version}" for name, version in (summary.get("versions") or {}).items()]
-    refused = (summary.get("refusals") or {}).items()
-    refusals = [f"{site}: {key} ({count})" for site, keys in refused for key, count in keys.items()]
-    dropped = [f"{site} ({count})" for site, count in (summary.get("dropped") or {}).items()]
     facts = [
         ("Ended", str(summary.get("ended", "")).replace("T", " ").replace("Z", " UTC")),
         *((name[0].upper() + name[1:], text) for name, text in _about_the_target(summary)),
         ("Task", str(summary.get("task", ""))),
-        ("Strategy", ", ".join(strategy)),
         ("Rounds by rule", ", ".join(f"{rule}: {count}" for rule, count in rules.items())),
-        ("Took no part", ", ".join(absent_sources(summary.get("visibility") or {}, summary.get("setting") or {}))),
-        ("Visibility", levels_text(summary.get("visibility") or {})),
         ("Norm cap", norm_cap_text(summary["norm_cap"]) if summary.get("norm_cap") else ""),
         ("Sources left out", silenced_in(summary)),
         (f"{published_name(rules).capitalize()} sent to sources", releases_text(releases) if releases else ""),
         ("Target's privacy", spent_text(privacy) if (privacy := summary.get("target_privacy")) else ""),
-        ("Refused (rounds)", ", ".join(refusals)),
-        ("Dropped (rounds)", ", ".join(dropped)),
         ("Best model", best_text(summary["best"], chosen_metric(summary)) if summary.get("best") else ""),
         ("Adapted model", adapted_text(summary["adapted"]) if summary.get("adapted") else ""),
         ("Run", str(summary.get("run_id", ""))),
@@ -287,38 +412,10 @@ def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
     return rules is None or rule in rules
 
 
-def _means(summary: Mapping[str, Any]) -> dict[str, float]:
-    return metrics_in({"accuracy": summary.get("target_accuracy"), "metrics": summary.get("target_metrics")})
-
-
-def _tiles(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> list[tuple[str, str, str]]:
-    seconds = [round_seconds(line) for line in rounds]
-    sent = [sum(line.get("bytes_up", {}).values()) + sum(line.get("bytes_down", {}).values()) for line in rounds]
-    metric, tiles = chosen_metric(summary, *rounds), list[tuple[str, str, str]]()
-    values = metric_points(finished(rounds), metric.name)
-
-    def add(metrics: Mapping[str, float], what: str) -> None:
-        if metric.name in metrics:
-            note = metrics_text(metrics, apart_from=(metric.name,))
-            tiles.append((metric.text(metrics[metric.name]), what, note))
-
-    last = counted(min(REPORTED_ROUNDS, len(values)), "round")
-    add(_means(summary), f"target {metric.title}, mean of the last {last}")
-    if done := finished(rounds):
-        add(metrics_in(done[-1]), f"{metric.title} after the last round")
-    add(metrics_in(summary.get("target_only") or {}), "the target alone, mean of its last rounds")
-    add(metrics_in(summary.get("warm_target") or {}), "the target alone from the model after warm-up")
-    if adapted := summary.get("adapted"):
-        kept = "" if adapted["kept"] else "; not kept"
-        add(metrics_in(adapted), f"the last model, adapted alone at the target{kept}")
-    if (share := summary.get("source_share")) is not None:
-        of = "the head" if summary["strategy"].get("rule") == ANALYTIC else "the steps after warm-up"
-        tiles.append((f"{100 * share:.0f} %", f"the sources' share of {of}", ""))
-    if any(seconds):
-        tiles.append((f"{sorted(seconds)[len(seconds) // 2]:.2f} s", "per round, median", ""))
-    if any(sent):
-        tiles.append((human_bytes(sum(sent)), "between the sources and the aggregator", ""))
-    return tiles
+def _means(summary: Mapping[str, Any], done: Sequence[RoundLine] = ()) -> dict[str, float]:
+    """Return the run's metrics over its last rounds, before its end of those so far."""
+    means = metrics_in({"accuracy": summary.get("target_accuracy"), "metrics": summary.get("target_metrics")})
+    return means or mean_metrics(done[-REPORTED_ROUNDS:])
 
 
 def metric_points(rounds: Sequence[RoundLine], name: str) -> list[tuple[int, float]]:
@@ -353,10 +450,8 @@ def run_charts(
     """
     charts, metric = [], chosen_metric(summary, *rounds)
     if values := metric_points(finished(rounds), metric.name):
-        own = any("evaluated" in line for line in rounds)
-        model = " The model is one of the target's own, not the common one." if own else ""
         marked = min(REPORTED_ROUNDS, len(values))
-        caption = f"On the target's test split; dots mark the last {counted(marked, 'round')}.{model}"
+        caption = f"On the target's test split; dots mark the last {counted(marked, 'round')}. {_personal(rounds)}"
         baselines = [
             (f"{name}, mean of its last rounds", found[metric.name])
             for key, name in (("target_only", ALONE), ("warm_target", WARM))
@@ -388,7 +483,15 @@ def run_charts(
         )
         limits = [("limit", epsilon_limit)] if epsilon_limit else []
         charts.append(Chart("Privacy that the target has spent", caption, [Series("ε spent", spent)], limits=limits))
-    return charts
+    return [chart for chart in charts if chart.has_shape]
+
+
+def hidden_note(rounds: Sequence[RoundLine]) -> str:
+    """Say why there are no losses of the sources' training, where some site trains with noise."""
+    summed = [seen for line in rounds for seen in line.get("seen", []) if seen["level"] != "individual"]
+    if not summed or any(seen.get("loss") is not None for seen in summed) or rounds[-1].get("rule") == ANALYTIC:
+        return ""
+    return "Losses and accuracies of training are in no sum, since a site trains with noise."
 
 
 def _other_metrics(rounds: Sequence[RoundLine], metric: TaskMetric) -> list[Chart]:
@@ -396,6 +499,7 @@ def _other_metrics(rounds: Sequence[RoundLine], metric: TaskMetric) -> list[Char
     names = dict.fromkeys(name for line in rounds for name in metrics_in(line) if name != metric.name)
     series = [Series(metric_of(name).title, metric_points(finished(rounds), name)) for name in names]
     shares = [line for line in series if all(0 <= value <= 1 for _, value in line.points)]
+    shares = shares if len(shares) > 1 else []
     caption = "On the target's test split, as the task computes them."
     charts = [Chart("Other metrics", caption, shares)] if shares else []
     return charts + [Chart(f"Target {line.name}", caption, [line]) for line in series if line not in shares]
@@ -410,6 +514,9 @@ def beta_chart(rounds: Sequence[RoundLine], sites: Mapping[str, Sequence[SiteLin
     ]
     if own:
         caption = "Each source's own weight β against the target, from the sources' own records."
+        if {len(line.points) for line in own} == {1}:
+            values, sites_of = [line.points[0][1] for line in own], [line.name for line in own]
+            return Chart("β per source", caption, [Series("β", [*enumerate(values, 1)])], bars=True, names=sites_of)
         return Chart("β per source", caption, own, include=[0])
     mean = points_of(finished(rounds), "mean_beta")
     caption = "Mean by samples; the β of single sources are not known here."
@@ -425,7 +532,7 @@ def bytes_chart(counts: Mapping[str, tuple[int, int]], caption: str) -> Chart:
         Series(way, [(place, pair[index] / scale) for place, pair in enumerate(counts.values(), 1)])
         for index, way in enumerate(("source to aggregator", "aggregator to source"))
     ]
-    return Chart("Bytes per source", caption, series, unit=unit, bars="beside", names=list(counts))
+    return Chart("Bytes per source", caption, series, unit=unit, bars=True, names=list(counts))
 
 
 def _effort_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
@@ -434,9 +541,13 @@ def _effort_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
     phases = dict.fromkeys(phase for line in rounds for phase in line.get("seconds", {}) if phase != JOIN_PHASE)
     spent = {phase: [(line["round"], line.get("seconds", {}).get(phase) or 0.0) for line in rounds] for phase in phases}
     if any(value for points in spent.values() for _, value in points):
-        series = [Series(phase_words(phase), points) for phase, points in spent.items()]
+        series, words = [Series(phase_words(phase), points) for phase, points in spent.items()], list[str]()
+        if len(rounds) == 1:
+            words = [line.name for line in series]
+            values = [value for points in spent.values() for _, value in points]
+            series = [Series("seconds", [*enumerate(values, 1)])]
         caption = "Wall clock at the aggregator, without the wait for sites to join."
-        charts.append(Chart("Seconds by phase", caption, series, unit="seconds", bars="stacked"))
+        charts.append(Chart("Seconds by phase", caption, series, unit="seconds", bars=True, names=words))
     up = total_of(line.get("bytes_up", {}) for line in rounds)
     down = total_of(line.get("bytes_down", {}) for line in rounds)
     if counts := {site: (up[site], down[site]) for site in sorted({*up, *down}, key=_natural)}:
@@ -462,7 +573,10 @@ def _shown_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
             "Shown as sums: mean over the training rows of all sources under masks, summed inside the masked vector. "
             "No source's own figure reached the aggregator."
         )
-        charts.append(Chart("Training at the sources", caption, [Series(*line) for line in trained.items()]))
+        charts += [
+            Chart(f"Training {figure} at the sources", caption, [Series(figure, points)], percent=figure == "accuracy")
+            for figure, points in trained.items()
+        ]
     if cosines := points_of(rounds, "target_cosine"):
         # A line that is nearly 1 all along shall look like it.
         include = (0, 1) if min(value for _, value in cosines) >= 0 else (-1, 1)
@@ -502,7 +616,8 @@ def rounds_table(rounds: Iterable[RoundLine]) -> Table:
     remarks = len(head)
     columns = (*head, "remarks", *(one.title for one in rest))
     numbers = {*range(len(columns))} - {1, remarks}
-    return Table(columns, [_row(line, first, rest) for line in lines], numbers=numbers, broad={remarks})
+    rows = [_row(line, first, rest) for line in lines]
+    return Table(columns, rows, numbers=numbers, broad={remarks} if any(row[remarks] for row in rows) else ())
 
 
 def _row(line: RoundLine, shown: Sequence[TaskMetric], rest: Sequence[TaskMetric]) -> tuple[str, ...]:

@@ -22,25 +22,35 @@ _ACROSS: Final = ("6 4", "1.5 3")
 """Dashes of limits."""
 
 _WIDTH, _HEIGHT = 400, 220
-_LEFT, _RIGHT, _BOTTOM = 46, 392, 186
-"""Edges of the area with the lines."""
+_LEFT, _RIGHT, _BOTTOM = 52, 380, 186
+"""Edges of the area with the lines; a number of five digits fits on either side of it."""
 _MOST_POINTS: Final = 500
 _MOST_BARS: Final = 120
+_MARKS: Final = 6
+"""About as many marks has each of several lines."""
+_SHAPES: Final = (
+    "M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0z",
+    "M-2.8-2.8h5.6v5.6h-5.6z",
+    "M0-3.8l3.8 6.6h-7.6z",
+    "M0-4.2l4.2 4.2l-4.2 4.2l-4.2-4.2z",
+    "M0 3.8l3.8-6.6h-7.6z",
+)
+"""Of marks: filled for the first lines, hollow for as many after them."""
 _Scale = Callable[[float], float]
 """From a round or a value to where it is drawn."""
-_LONGEST_NAME, _LETTER, _TURNED = 14, 6.5, 56
-"""Letters of a name below the axis, the width of one, and the height that names need when they are turned."""
+_SIDE, _NAME, _LETTERS = 8, 16, 54
+"""Of bars below their names: the left edge, the height of a name, and how many of its letters surely fit."""
 
 
 def drawn(chart: Chart) -> Markup:
     """Draw the chart, which has at least one point, as one ``svg`` element; its label describes it in words."""
-    return _svg(chart, Markup("").join(_parts(chart)), _HEIGHT + _turned(chart))
+    return _svg(chart, Markup("").join(_parts(chart)), _height(chart))
 
 
 def legend(chart: Chart) -> list[tuple[Markup, str]]:
     """Return a sample and a name for each line that is named; empty where the heading says enough."""
     several = 1 < len(chart.series) <= NAMED_LINES
-    if not (chart.bars or chart.limits or several):
+    if not (several or chart.limits or (chart.bars and not chart.names)):
         return []
     return [(_element("svg", shape, viewBox="0 0 28 10", width="28", height="10", aria_hidden="true"), name)
             for shape, name in _samples(chart)]  # fmt: skip
@@ -52,7 +62,7 @@ def svg_file(chart: Chart, about: str) -> str:
     light = dict(re.findall(r"(--\w+): ([^;]+);", style.partition("@media")[0]))
     rules = style.partition("/* rules */")[2]  # viewers of images know no variables
     rules = re.sub(r"var\((--\w+)\)", lambda found: light[found[1]], rules)
-    below = _HEIGHT + _turned(chart)
+    below = _height(chart)
     rows = [
         _element("g", shape + _element("text", name, x=34, y=9), transform=f"translate({_LEFT} {below + 16 * place})")
         for place, (shape, name) in enumerate(_samples(chart))
@@ -104,7 +114,8 @@ def _samples(chart: Chart) -> Iterator[tuple[Markup, str]]:
         if chart.bars:
             yield _element("path", class_=f"filled s{place % NAMED_LINES}", d="M8 0h12v10h-12z"), line.name
         elif len(chart.series) <= NAMED_LINES:
-            yield _line(place, stroke_width=2, points="0,5 28,5"), line.name
+            mark = _mark(place, 14, 5) if len(chart.series) > 1 else Markup("")
+            yield _line(place, stroke_width=2, points="0,5 28,5") + mark, line.name
     for place, limit in enumerate(chart.limits):
         yield _limit(place, 0, 28, 5), _named(chart, *limit)
 
@@ -112,13 +123,16 @@ def _samples(chart: Chart) -> Iterator[tuple[Markup, str]]:
 def _parts(chart: Chart) -> Iterator[Markup]:
     """Yield what is in the picture: the axes, what is drawn across, and the lines or bars."""
     series = _drawable(chart)
+    if chart.names:
+        yield from _lying(chart, series)
+        return
     rounds = sorted({number for line in series for number, _ in line.points}) or [0]
     top = 26 if chart.unit else 10
     values = [*chart.include, *(value for _, value in chart.limits)]
-    values += [value for line in series for _, value in line.points] if chart.bars != "stacked" else []
     if chart.bars:
-        heights = [sum(dict(line.points).get(number, 0.0) for line in series) for number in rounds]
-        values += [0.0, *(heights if chart.bars == "stacked" else [])]
+        values += [0.0, *(sum(dict(line.points).get(number, 0.0) for line in series) for number in rounds)]
+    else:
+        values += [value for line in series for _, value in line.points]
     values = values or [1.0]
     ticks = _powers(values) if chart.logarithmic else _ticks(min(values), max(values))
     slot = min((after - before for before, after in pairwise(rounds)), default=1)
@@ -138,60 +152,79 @@ def _parts(chart: Chart) -> Iterator[Markup]:
         yield _element("line", class_="grid", x1=_LEFT, x2=_RIGHT, y1=y(tick), y2=y(tick))
         number_text = f"{100 * tick:g} %" if chart.percent else f"{tick:g}"
         yield _element("text", number_text, x=_LEFT - 6, y=y(tick) + 4, text_anchor="end")
-    yield from _below(chart, rounds, x)
+    for number in _round_ticks(rounds[0], rounds[-1]):
+        yield _element("text", str(number), x=x(number), y=_BOTTOM + 16, text_anchor="middle")
+    yield _element("text", "round", x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 3, text_anchor="middle")
     for place, (_, value) in enumerate(chart.limits):
         yield _limit(place, _LEFT, _RIGHT, y(value))
     if chart.bars:
-        yield from _bars(chart, series, x, y, slot)
+        yield from _stacked(series, x, y, slot)
         return
-    few = len(series) <= NAMED_LINES
+    few, marks = len(series) <= NAMED_LINES, []
     for place, line in enumerate(series):
-        path = " ".join(f"{x(number):.1f},{y(value):.1f}" for number, value in line.points)
-        # Sources of one size and shift have nearly one β: later lines are thinner, so that none hides another.
+        points = [(x(number), y(value)) for number, value in line.points]
+        path = " ".join(f"{left:.1f},{height:.1f}" for left, height in points)
+        # Where lines coincide, the wider one below shows at the edges of the other, and each has marks of its own.
         width = 3.4 - 1.8 * (place + 1) / len(series) if few else 1.0
         yield _line(place, stroke_width=width, points=path, dashed=few)
-        for number, value in line.points[-chart.marked :] if place == 0 else line.points[-1:]:
-            colour = f"s{place % NAMED_LINES}"
-            yield _element("circle", class_=f"filled {colour}", cx=x(number), cy=y(value), r=3 if few else 1.5)
+        if len(series) == 1:
+            marks += [_mark(0, *point) for point in points[-chart.marked :]]
+        elif few:
+            step = max(len(series), len(points) // _MARKS)
+            marks += [_mark(place, *point) for point in points[place * step // len(series) :: step] or points[-1:]]
+    yield from marks
 
 
-def _bars(chart: Chart, series: Sequence[Series], x: _Scale, y: _Scale, slot: float) -> Iterator[Markup]:
-    """Yield one path of bars for each of the series."""
-    beside = len(series) if chart.bars == "beside" else 1
-    width = 0.8 * (x(slot) - x(0)) / beside
+def _stacked(series: Sequence[Series], x: _Scale, y: _Scale, slot: float) -> Iterator[Markup]:
+    """Yield one path of bars for each of the series, each on top of those before."""
+    width = 0.8 * (x(slot) - x(0))
     floor: dict[int, float] = {}
     for place, line in enumerate(series):
         path = []
         for number, value in line.points:
-            low = floor.get(number, 0.0) if chart.bars == "stacked" else 0.0
+            low = floor.get(number, 0.0)
             floor[number] = low + value
-            left = x(number) + width * ((place if beside > 1 else 0) - beside / 2)
-            path.append(f"M{left:.1f} {y(low):.1f}h{width:.1f}V{y(low + value):.1f}h{-width:.1f}z")
+            path.append(f"M{x(number) - width / 2:.1f} {y(low):.1f}h{width:.1f}V{y(low + value):.1f}h{-width:.1f}z")
         yield _element("path", class_=f"filled s{place % NAMED_LINES}", d="".join(path))
 
 
-def _below(chart: Chart, rounds: Sequence[int], x: _Scale) -> Iterator[Markup]:
-    """Yield the rounds or the names below the axis; many names are left out, and long ones are turned."""
-    if not chart.names:
-        for number in _round_ticks(rounds[0], rounds[-1]):
-            yield _element("text", str(number), x=x(number), y=_BOTTOM + 16, text_anchor="middle")
-        yield _element("text", "round", x=(_LEFT + _RIGHT) / 2, y=_HEIGHT - 3, text_anchor="middle")
-    elif len(chart.names) <= NAMED_LINES:
-        for place, name in enumerate(chart.names, 1):
-            short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-            if _turned(chart):
-                turn = f"translate({x(place) + 5:.1f} {_BOTTOM + 12}) rotate(-50)"
-                yield _element("text", short, transform=turn, text_anchor="end")
-            else:
-                yield _element("text", short, x=x(place), y=_BOTTOM + 16, text_anchor="middle")
+def _lying(chart: Chart, series: Sequence[Series]) -> Iterator[Markup]:
+    """Yield bars from left to right, those of a place below each other, and below its name where there are few."""
+    places, bottom = max(number for line in series for number, _ in line.points), _height(chart) - 34
+    slot, name_height = (bottom - 4) / places, _NAME if places <= NAMED_LINES else 0
+    thick = (slot - name_height) * 0.85 / len(series)
+    values = [0.0, *(value for line in series for _, value in line.points)]
+    ticks = _ticks(min(values), max(values) or 1.0)
+
+    def x(value: float) -> float:
+        return _SIDE + (_RIGHT - _SIDE) * (value - ticks[0]) / (ticks[-1] - ticks[0])
+
+    for tick in ticks:
+        yield _element("line", class_="grid", x1=x(tick), x2=x(tick), y1=4, y2=bottom)
+        yield _element("text", f"{tick:g}", x=x(tick), y=bottom + 15, text_anchor="middle")
+    yield _element("text", chart.unit, x=(_SIDE + _RIGHT) / 2, y=bottom + 30, text_anchor="middle")
+    for place, name in enumerate(chart.names if name_height else ()):
+        fits = {"textLength": f"{_WIDTH - 2 * _SIDE}", "lengthAdjust": "spacingAndGlyphs"}
+        yield _element("text", name, x=_SIDE, y=4 + place * slot + 12, **(fits if len(name) > _LETTERS else {}))
+    for order, line in enumerate(series):
+        path = []
+        for number, value in line.points:
+            high, long = 4 + (number - 1) * slot + name_height + order * thick, x(value) - x(0)
+            path.append(f"M{x(0):.1f} {high:.1f}h{long:.1f}v{thick:.1f}h{-long:.1f}z")
+        yield _element("path", class_=f"filled s{order % NAMED_LINES}", d="".join(path))
 
 
-def _turned(chart: Chart) -> int:
-    """Return the height that names below the axis need beyond that of rounds."""
+def _height(chart: Chart) -> int:
+    """Return the height of the picture, which grows with the names in it."""
     if not 0 < len(chart.names) <= NAMED_LINES:
-        return 0
-    widest = min(_LONGEST_NAME, max(map(len, chart.names))) * _LETTER
-    return _TURNED if widest > (_RIGHT - _LEFT) / len(chart.names) else 0
+        return _HEIGHT
+    return 38 + len(chart.names) * (_NAME + 9 * len(chart.series) + 5)
+
+
+def _mark(place: int, left: float, height: float) -> Markup:
+    kind = f"{'filled' if place < len(_SHAPES) else 'hollow'} s{place % NAMED_LINES}"
+    at = f"translate({left:.1f} {height:.1f})"
+    return _element("path", class_=kind, d=_SHAPES[place % len(_SHAPES)], transform=at)
 
 
 def _svg(chart: Chart, content: Markup, height: int, **more: str) -> Markup:
@@ -214,7 +247,7 @@ def _element(name: str, content: str = "", **attributes: str | float) -> Markup:
     """Return an element; ``class_`` is ``class``, and ``text_anchor`` is ``text-anchor``. Texts are escaped."""
     given = Markup("").join(
         Markup(' {}="{}"').format(
-            key if key == "viewBox" else key.rstrip("_").replace("_", "-"),
+            key.rstrip("_").replace("_", "-"),
             printable(value) if isinstance(value, str) else f"{value:.1f}".removesuffix(".0"),
         )
         for key, value in attributes.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import cache
@@ -13,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from securefda.pages.charts import drawn, legend
-from securefda.pages.parts import Page
+from securefda.pages.parts import Cell, Page
 from securefda.text import printable
 
 _SIGNS: Final = {
@@ -27,6 +28,7 @@ _SIGNS: Final = {
     "failed": "✕",
     "none": "–",
 }
+_LONG_WORD: Final = 32
 
 
 def sections_of(page: Page) -> list[tuple[str, Markup]]:
@@ -101,7 +103,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(drawn=drawn, legend=legend, signs=_SIGNS)
+    environment.tests["long"] = _has_long_word
     return environment
+
+
+def _has_long_word(cell: Cell) -> bool:
+    """Return whether a cell holds a word that is to break where the line ends: no other word does."""
+    texts = [cell] if isinstance(cell, str) else [text for _, text in cell]
+    return any(len(word) >= _LONG_WORD for text in texts for word in re.split(r"[\s/-]", text))
 
 
 def _without_controls(value: object) -> object:

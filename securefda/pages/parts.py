@@ -119,8 +119,8 @@ class Chart:
         unit: what the values are counted in, above the axis; may be empty.
         limits: names and values that are drawn across.
         include: values that the axis has in any case.
-        bars: whether bars are drawn in place of lines, on top of or beside each other.
-        names: of the places 1, 2, ... below the axis, in place of rounds.
+        bars: whether bars are drawn in place of lines, those of a round on top of each other.
+        names: of the places 1, 2, ..., in place of rounds; a place has a bar of each of the series.
         logarithmic: whether the axis is; values that are not above 0 are left out then.
         marked: how many of the last points have a dot.
     """
@@ -132,10 +132,15 @@ class Chart:
     unit: str = ""
     limits: Sequence[tuple[str, float]] = ()
     include: Sequence[float] = ()
-    bars: Literal["", "stacked", "beside"] = ""
+    bars: bool = False
     names: Sequence[str] = ()
     logarithmic: bool = False
     marked: int = 1
+
+    @property
+    def has_shape(self) -> bool:
+        """Whether it shows more than one round, which a table says better."""
+        return bool(self.names) or any(len(line.points) > 1 for line in self.series)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,34 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from audit_report_pages import Page
 from depth import at_depth
 
 from securefda.errors import ConfigError, QuorumLost
-from securefda.operations.records import RoundLine, Summary, summarise
-from securefda.operations.report import is_used, report_after, write_report
+from securefda.operations.records import Baseline, Help, PrivacySpent, RoundLine, Setting, Summary, summarise
+from securefda.operations.report import hidden_note, is_used, report_after, run_charts, write_report
 from securefda.operations.run_folder import RunFolder
 from securefda.operations.summary_text import protected, run_text, silenced_text, unprotected, verdict
 from securefda.pages.html import content_policy
 from securefda.text import human_bytes
 
 SITES = ["source-1", "source-2", "source-10"]
+PRIVACY = PrivacySpent(epsilon=1.0, limit=2.0, delta=1e-5, accountant="rdp")
+SETTING = Setting(
+    federation="f",
+    target="t",
+    sources=["source-1", "gone"],
+    seed=0,
+    training={"learning-rate": 0.1, "optimizer": "sgd", "batch-size": 8, "epochs": 1},
+    task_options={},
+    secret_options=[],
+    data_dir="",
+)
 
 
 def line(number: int, **changes: object) -> RoundLine:
@@ -121,11 +134,11 @@ def test_what_a_run_names_cannot_become_markup(tmp_path: Path) -> None:
 
 
 def test_beta_is_drawn_per_source_only_where_the_sources_own_records_are(tmp_path: Path) -> None:
-    run = write_run(tmp_path, [line(1), line(2)])
+    run = write_run(tmp_path, [line(n) for n in (1, 2, 3)])
     assert "Mean β" in page_of(tmp_path).text
     for site in SITES:
-        run.append_site_round(site, {"round": 1, "beta": None})
-        run.append_site_round(site, {"round": 2, "beta": 0.5})
+        for number, beta in enumerate((None, 0.5, 0.5), 1):
+            run.append_site_round(site, {"round": number, "beta": beta})
     text = page_of(tmp_path).text
     assert "β per source" in text
     assert text.index("source-2") < text.index("source-10")
@@ -179,13 +192,94 @@ def test_the_report_is_written_although_the_run_fails_and_never_hides_why(tmp_pa
     assert (tmp_path / "sound" / "report.html").exists()
 
 
-def test_many_sources_stay_readable(tmp_path: Path) -> None:
-    many = [f"source-{i}" for i in range(1, 101)]
+@pytest.mark.parametrize("count", [2, 12, 13, 100])
+def test_each_of_the_sources_has_a_row_that_is_folded_with_many(tmp_path: Path, count: int) -> None:
+    many = [f"source-{i}" for i in range(1, count + 1)]
     counts = dict.fromkeys(many, 1000)
     write_run(tmp_path, [line(n, survivors=many, bytes_up=counts, bytes_down=counts) for n in (1, 2)], summary=False)
     page = page_of(tmp_path)
-    assert "source-57" not in page.text
-    assert "Bytes per source" in page.text
+    assert page.row("sources-heading", many[-1]) == [many[-1], "–", "2", "0", "", "2.0 KiB", "2.0 KiB"]
+    assert ("details", {"id": "sources-all"}) in page.tags or count <= 12
+    assert (f"{count} sources" in page.text) is (count > 12)
+
+
+def test_the_result_comes_first_with_both_baselines_their_intervals_and_the_share(tmp_path: Path) -> None:
+    lines = [line(n, source_share=0.38, metrics={"auroc": 0.75}) for n in range(1, 7)]
+    run = write_run(tmp_path, lines, summary=False)
+    help_ = Help(difference=0.04, low=0.019, high=0.05, test_rows=1200)
+    warm, alone = (
+        Baseline(accuracy=value, final=None, rounds=6, help={**help_, "difference": 0.54 - value})
+        for value in (0.5, 0.4)
+    )
+    run.write_summary(replace(summary_of(lines), warm_target=warm, target_only=alone))
+    page = page_of(tmp_path)
+    sections = [str(attrs["id"]) for tag, attrs in page.tags if tag == "section"]
+    assert sections[:2] == ["head", "result"]
+    assert page.tables["models"] == [
+        ["model", "accuracy", "this run minus it (95 %), points", "sources' share of the steps", "other metrics"],
+        ["this run", "54.0 %", "–", "38 %", "AUROC 0.750"],
+        ["warm-started target", "50.0 %", "+4.0 (+1.9 to +5.0)", "–", "–"],
+        ["target alone", "40.0 %", "+14.0 (+1.9 to +5.0)", "–", "–"],
+    ]
+    assert "On the target's 1,200 test rows, mean of the last 5 rounds" in page.text
+    assert "+4.0 points over the warm-started target (95 %: +1.9 to +5.0)" in page.text
+    assert page.text.index("+4.0 points over") < page.text.index("Protected:") < page.text.index("Seconds by phase")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "Accuracy 51.5 %, not compared with the target alone."),
+        ({"target_privacy": PRIVACY}, "not compared with the target alone, since the target trains with noise."),
+        ({"target_accuracy": None}, "Not measured: no test row of the target has a label."),
+    ],
+)
+def test_a_run_without_a_comparison_says_what_it_has(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    lines = [line(n) for n in (1, 2)]
+    if "target_accuracy" in changes:
+        for each in lines:
+            del each["accuracy"]
+    write_run(tmp_path, lines, summary=False).write_summary(replace(summary_of(lines), **changes))
+    assert said in page_of(tmp_path).text
+
+
+def test_settings_other_than_the_defaults_are_listed_beside_them(tmp_path: Path) -> None:
+    strategy = {"rule": "fedda", "beta": 0.25, "rounds": 20, "ditto-lambda": 0.5, "of-a-later-release": True}
+    lines = [line(1), line(2)]
+    run = write_run(tmp_path, lines, summary=False)
+    training = {"learning-rate": 0.125, "optimizer": "sgd", "batch-size": 8, "epochs": 1, "max-steps": 0}
+    run.write_summary(replace(summary_of(lines), strategy=strategy, setting={**SETTING, "training": training}))
+    page = page_of(tmp_path)
+    shown = {name: rest for name, *rest in page.tables["settings-heading"][1:]}
+    assert shown["strategy.rule"] == ['"fedda"', '"fedgp_auto"']
+    assert shown["training.learning-rate"][0] == "0.125"
+    assert shown["strategy.of-a-later-release"] == ["true", "not known here"]
+    assert not {"strategy.rounds", "strategy.ditto-lambda", "training.max-steps"} & set(shown)
+    assert "1 setting that this rule does not use" in page.text
+    assert "strategy.rounds" in page.text
+
+
+def test_loss_and_accuracy_have_axes_of_their_own(tmp_path: Path) -> None:
+    seen = [{"level": "sum", "members": SITES, "rows": 9, "loss": 2.0, "accuracy": 0.5}]
+    charts = run_charts([line(n, seen=seen) for n in (1, 2)], {}, {})
+    by_heading = {chart.heading: chart for chart in charts}
+    assert by_heading["Training accuracy at the sources"].percent
+    assert not by_heading["Training loss at the sources"].percent
+    assert [len(chart.series) for heading, chart in by_heading.items() if "at the sources" in heading] == [1, 1]
+
+
+def test_a_run_of_one_round_has_tables_and_no_chart_of_a_single_point() -> None:
+    charts = run_charts([line(1, rule="analytic", source_share=0.4)], {}, {})
+    assert [chart.heading for chart in charts] == ["Seconds by phase", "Bytes per source"]
+    assert [len(chart.names) for chart in charts] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("loss", "rule", "said"), [(None, "fedavg", True), (1.0, "fedavg", False), (None, "analytic", False)]
+)
+def test_losses_that_noise_hides_are_said_to_be_hidden(loss: float | None, rule: str, said: bool) -> None:
+    seen = [{"level": "sum", "members": SITES, "rows": 9, "loss": loss, "accuracy": None}]
+    assert ("trains with noise" in hidden_note([line(1, seen=seen, rule=rule)])) is said
 
 
 @pytest.mark.parametrize(
@@ -319,7 +413,7 @@ def test_mixed_levels_name_who_was_seen_in_which_way() -> None:
 def test_a_run_in_cohorts_says_how_large_they_were_and_whose_beta_it_shows(tmp_path: Path) -> None:
     levels = dict.fromkeys(SITES, "cohort")
     seen = [seen_line("cohort", ["source-1", "source-2"]), seen_line("cohort", ["source-10", "a", "b"])]
-    write_run(tmp_path, [line(1, levels=levels, seen=seen)], level="cohort")
+    write_run(tmp_path, [line(n, levels=levels, seen=seen) for n in (1, 2)], level="cohort")
     text = page_of(tmp_path).text
     assert "cohorts of 2 and 3" in text
     assert "evaluated on the mean of each" in text
@@ -360,9 +454,10 @@ def test_training_figures_are_shown_as_sums_and_only_where_they_were_summed(tmp_
 def test_rounds_in_which_no_training_figures_travelled_have_none_in_the_page(tmp_path: Path) -> None:
     none = [seen_line(level, SITES, loss=None, accuracy=None) for level in ("cohort", "sum")]
     write_run(tmp_path / "none", [line(n, seen=none) for n in (1, 2)])
-    assert "Training at the sources" not in page_of(tmp_path / "none").text
-    write_run(tmp_path / "some", [line(1, seen=none), line(2, seen=[seen_line("sum", SITES)])])
-    assert "Training at the sources" in page_of(tmp_path / "some").text
+    assert "Training loss at the sources" not in page_of(tmp_path / "none").text
+    some = [seen_line("sum", SITES)]
+    write_run(tmp_path / "some", [line(1, seen=none), line(2, seen=some), line(3, seen=some)])
+    assert "Training loss at the sources" in page_of(tmp_path / "some").text
 
 
 def test_emptied_layers_are_named(tmp_path: Path) -> None:
@@ -421,7 +516,7 @@ def test_the_cosine_is_said_to_show_what_it_shows(tmp_path: Path, cosine: float,
 
 
 def test_a_target_that_keeps_its_update_is_not_said_to_have_shown_it(tmp_path: Path) -> None:
-    write_run(tmp_path, [line(1, target_cosine=0.97, target_update_to=[])], level="individual")
+    write_run(tmp_path, [line(n, target_cosine=0.97, target_update_to=[]) for n in (1, 2)], level="individual")
     assert "The update stayed at the target" in page_of(tmp_path).text
 
 
@@ -504,17 +599,15 @@ def test_settings_that_a_rule_does_not_use_are_known(rule: str, used: set[str], 
     assert is_used("server-momentum", strategy | {"server-optimizer": "adam"})
 
 
-def test_the_best_model_and_who_took_no_part_are_among_the_facts(tmp_path: Path) -> None:
-    training = {"learning-rate": 0.1, "optimizer": "sgd", "batch-size": 8, "epochs": 1}
-    setting = {"federation": "f", "target": "t", "sources": ["source-1", "gone"], "seed": 0, "training": training}
-    setting |= {"task_options": {}, "secret_options": [], "data_dir": ""}
+def test_the_best_model_and_who_took_no_part_are_named(tmp_path: Path) -> None:
     chosen = {"validation_accuracy": 0.75, "validation_loss": 0.5}
     lines = [line(1, levels={"source-1": "sum"}, **chosen), line(2, levels={"source-1": "sum"})]
     run = RunFolder(tmp_path)
     for each in lines:
         run.append_round(each)
     given = {"run_id": "ab" * 16, "task": "a:B", "strategy": {"rule": "fedavg"}, "visibility": {"source-1": "sum"}}
-    run.write_summary(summarise(lines, **given, rounds_planned=2, status="finished", setting=setting))  # type: ignore[arg-type]
-    text = page_of(tmp_path).text
-    assert re.search(r"Best model\s+of round 1, accuracy 75.0 % on the validation rows: best.safetensors", text)
-    assert re.search(r"Took no part\s+gone", text)
+    run.write_summary(summarise(lines, **given, rounds_planned=2, status="finished", setting=SETTING))  # type: ignore[arg-type]
+    page = page_of(tmp_path)
+    assert re.search(r"Best model\s+of round 1, accuracy 75.0 % on the validation rows: best.safetensors", page.text)
+    assert page.row("sources-heading", "gone")[1:3] == ["took no part", "0"]
+    assert page.row("models", "round 1, best on validation rows")[1] == "51.0 %"

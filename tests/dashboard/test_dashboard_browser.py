@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from browser import CHROMIUM, LOW_CONTRAST, NARROW, WIDE, Tab, browser
+from browser import BROKEN_WORDS, CHROMIUM, CUT_TEXTS, LOW_CONTRAST, MIDDLE, NARROW, OVERFLOW, WIDE, Tab, browser
 from dashboard_process import Served, event, serving
 from watched_sites import SOURCES, Site
 
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this ma
 
 _LIVE = "document.getElementById('link').textContent === 'Live'"
 _STATE = "document.querySelector('.word').textContent"
-_WIDER_THAN_THE_WINDOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _UNNAMED = """
 [...document.querySelectorAll('section')].filter(
   one => !document.getElementById(one.getAttribute('aria-labelledby'))?.textContent.trim()).map(one => one.id)
@@ -74,13 +73,15 @@ def test_nothing_overflows_or_is_faint_and_no_one_else_is_asked(
         _full_source(source)
     folder = {"target": target.kit, "source": source.kit, "nothing": tmp_path / "nothing"}[of]
     with serving(folder) as served:
-        for width in (WIDE, NARROW):
+        for width in (WIDE, MIDDLE, NARROW):
             for scheme in ("light", "dark"):
                 tab.use(scheme=scheme)
                 tab.open(served.url, width)
                 tab.wait_until(_LIVE)
                 tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
-                assert tab.evaluate(_WIDER_THAN_THE_WINDOW) == 0
+                assert tab.evaluate(OVERFLOW) == 0
+                assert tab.evaluate(BROKEN_WORDS) == []
+                assert tab.evaluate(CUT_TEXTS) == []
                 assert tab.evaluate(LOW_CONTRAST) == []
                 assert tab.evaluate(_UNNAMED) == []
         assert tab.complaints == []

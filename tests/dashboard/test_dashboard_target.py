@@ -13,6 +13,7 @@ from watched_sites import RUN, SOURCES, Pages, Site
 from securefda.dashboard.site_reader import SiteReader
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError
 from securefda.operations.state import STATE_FILE
+from securefda.pages.parts import Charts, Fold
 
 
 def test_before_the_run_nothing_is_claimed(target: Site) -> None:
@@ -21,6 +22,9 @@ def test_before_the_run_nothing_is_claimed(target: Site) -> None:
     assert not shown.has("figures")
     assert [row[0] for row in shown.rows("sources")] == list(SOURCES)
     assert not shown.has("alarms")  # no log says that there was none
+    settings = target.kit.resolve() / "local" / "settings.toml"
+    assert shown.state.hint == f"Start it with: securefda aggregator start --config {settings}"
+    assert "valid until 20" in shown.facts("about")["Certificate"]
 
 
 def test_while_sources_are_missing_it_names_them(target: Site) -> None:
@@ -60,6 +64,7 @@ def test_a_running_run_has_its_figures_charts_and_phases(target: Site) -> None:
         "mean β": "0.30",
         "of 3 sources in the last round": "3",
         "per round, median": "0.30 s",
+        "left, estimated": "2.7 s",
     }
     headings = [chart.heading for part in shown.section("charts").parts for chart in part.charts]  # type: ignore[union-attr]
     assert headings == [
@@ -68,13 +73,44 @@ def test_a_running_run_has_its_figures_charts_and_phases(target: Site) -> None:
         "Mean β",
         "Seconds by phase",
         "Bytes per source",
-        "Training at the sources",
+        "Training loss at the sources",
+        "Training accuracy at the sources",
     ]
     assert ("sources train and send their keys", "0.250", "0.250", "83 %") in shown.rows("phases")
     assert [row[0] for row in shown.rows("rounds")] == ["3", "2", "1"]
     assert shown.rows("sources")[0][1:] == (
         *("awaited", "counted", "2026-11-21 12:00:02", "sum", "3", "6.0 KiB", "12.0 KiB"),
     )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "doing", "waited_s", "late"),
+    [
+        (0, "gathering sources", 299.0, ""),
+        (0, "gathering sources", 301.0, "More than half of the deadline of 10 min is over."),
+        (0, "collecting keys", 16.0, "More than half of the deadline of 30 s is over."),
+        (0, "sources train and send their keys", 239.0, ""),
+        (0, "sources train and send their keys", 241.0, "More than half of the deadline of 8 min is over."),
+        (3, "sources train and send their keys", 29.0, ""),
+        (3, "sources train and send their keys", 31.0, "That is long: in earlier rounds it was 10 s."),
+        (3, "removing the masks", 9.0, ""),
+    ],
+)
+def test_a_wait_is_a_warning_only_once_it_is_too_long(
+    target: Site, rounds: int, doing: str, waited_s: float, late: str
+) -> None:
+    settings = target.kit / "local" / "settings.toml"
+    table = "[transport]\n"
+    before, _, after = settings.read_text().partition(table)
+    settings.write_text(f"{before}{table}training-deadline-s = 480\n{after}")
+    for number in range(1, rounds + 1):
+        target.target_round(number, seconds={"training and R0 advertise": 10.0, "R4 unmask": 0.05})
+    with target.process() as state:
+        state.set(doing, waiting_for=SOURCES[:1], round=rounds + 1, rounds=12)
+        since = state.now.since
+        shown = Pages(target.kit, lambda: since + waited_s).look()
+    assert (shown.state.tone == "care") is bool(late)
+    assert late in shown.state.text
 
 
 def test_what_it_tries_again_and_its_last_error_are_said(target: Site) -> None:
@@ -101,6 +137,7 @@ def test_each_sources_beta_is_shown_where_their_own_records_are(target: Site, so
     target.target_round(1)
     for name in SOURCES[:2]:
         source.source_round(1)
+        source.source_round(2)
         shutil.copytree(source.run, target.run / "sites" / name)
     shown = Pages(target.run).look()
     chart = next(one for part in shown.section("charts").parts for one in part.charts if "β" in one.heading)  # type: ignore[union-attr]
@@ -159,7 +196,10 @@ def test_a_process_that_ended_says_how(target: Site, error: BaseException | None
 
 def test_only_settings_that_the_rule_uses_are_shown(target: Site) -> None:
     target.summary(1, strategy={"rule": "fedgp_auto", "filter": True, "ditto-lambda": 0.1, "knn-scale": 1.0})
-    assert Pages(target.kit).look().facts("about")["Strategy"] == "rule = fedgp_auto, filter = true"
+    folds = {part.key: part for part in Pages(target.kit).look().section("settings").parts if isinstance(part, Fold)}
+    kept, unused = (dict(part.facts) for key in ("kept", "unused") for part in folds[key].parts)  # type: ignore[union-attr]
+    assert kept == {"strategy.rule": '"fedgp_auto"', "strategy.filter": "true"}
+    assert list(unused) == ["strategy.ditto-lambda", "strategy.knn-scale"]
 
 
 def test_a_restarted_run_is_not_called_ended(target: Site) -> None:
@@ -222,7 +262,10 @@ def test_the_sources_share_and_their_help_are_shown(target: Site) -> None:
     summary = json.loads((target.run / "summary.json").read_text())
     summary["warm_target"] = {"accuracy": 0.4, "final": 0.4, "rounds": 2, "help": help_}
     (target.run / "summary.json").write_text(json.dumps(summary))
-    assert Pages(target.kit).look().tiles()["points over the warm-started target"] == "+5.1"
+    shown = Pages(target.kit).look()
+    assert ("warm-started target", "40.0 %", "+5.1 (+2.0 to +8.2)") in [row[:3] for row in shown.rows("result")]
+    accuracy = next(part for part in shown.section("charts").parts if isinstance(part, Charts)).charts[0]
+    assert accuracy.limits == [("warm-started target, mean of its last rounds", 0.4)]
 
 
 def test_a_round_written_twice_counts_once(target: Site) -> None:

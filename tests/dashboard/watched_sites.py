@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -133,8 +134,8 @@ class Site:
 class Pages:
     """What the page of one folder says, look after look."""
 
-    def __init__(self, folder: Path) -> None:
-        self.reader = SiteReader(folder)
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self.reader = SiteReader(folder, clock)
 
     def look(self) -> Shown:
         """The page now."""

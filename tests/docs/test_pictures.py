@@ -47,11 +47,12 @@ def test_a_page_shows_it_and_says_what_it_shows(path: Path) -> None:
     assert sum(len(shown.findall(text)) for text in pages) == 1
 
 
-def test_the_legend_of_a_chart_is_below_names_that_are_turned() -> None:
+def test_the_legend_of_a_chart_is_below_its_names_and_bars() -> None:
     names = [f"a long name {place}" for place in range(6)]
-    chart = Chart("Bars", "", [Series("one", [(place, 1.0) for place in range(1, 7)])], bars="beside", names=names)
+    chart = Chart("Bars", "", [Series("one", [(place, 1.0) for place in range(1, 7)])], bars=True, names=names)
     drawn = svg_file(chart, "six bars")
-    at_names = [float(y) for y in re.findall(r"translate\([\d.]+ ([\d.]+)\) rotate", drawn)]
+    at_names = [float(y) for y in re.findall(r'y="([\d.]+)">a long name \d<', drawn)]
+    at_bars = [float(y) for y in re.findall(r"M[\d.]+ ([\d.]+)h", drawn)]
     (legend,) = (float(y) for y in re.findall(r'translate\([\d.]+ ([\d.]+)\)"', drawn))
     assert len(at_names) == 6
-    assert legend > max(at_names) + 60
+    assert legend > max(at_names + at_bars[:6]) + 30

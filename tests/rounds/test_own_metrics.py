@@ -105,7 +105,7 @@ def test_a_task_without_accuracy_is_measured_in_its_own_metrics_everywhere(lengt
         text.split()
     )
     page = unescape((folder / "report.html").read_text())
-    for shown in ("target RMSE, mean of the last 3 rounds", "Target RMSE", "Target MAE", "RMSE after the last round"):
+    for shown in ("test rows, mean of the last 3 rounds", "Target RMSE", "Target MAE", ">RMSE<"):
         assert shown in page
     assert not any(shown in page for shown in ("arget accuracy", "accuracy after", ">accuracy"))
     assert {"metrics/rmse", "metrics/r2", "validation/mae"} <= set(figures_of(last))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-WIDE, NARROW = 1280, 390
+WIDE, MIDDLE, NARROW = 1280, 768, 390
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe"),
@@ -55,6 +55,32 @@ LOW_CONTRAST = """
   return low;
 })()
 """
+# Every word, apart from digests, paths and the like, that a line's end breaks in two.
+BROKEN_WORDS = """
+(() => {
+  const broken = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (node.parentElement.closest('svg, style, .mono, .unseen')) continue;
+    for (const word of node.data.matchAll(/[^\\s–-]+/g)) {
+      if (word[0].length >= 32 || node.data.slice(0, word.index).match(/\\/\\S*$/)) continue;
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+})()
+"""
+# Every text of a picture that its edge cuts off.
+CUT_TEXTS = """
+[...document.querySelectorAll('figure > svg text')].filter(text => {
+  const [name, picture] = [text, text.closest('svg')].map(one => one.getBoundingClientRect());
+  return name.left < picture.left - 0.5 || name.right > picture.right + 0.5 || name.bottom > picture.bottom + 0.5;
+}).map(text => text.textContent)
+"""
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 FOCUSED = """
 (() => {
   const node = document.activeElement;
@@ -185,7 +211,7 @@ def main(page: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with browser() as tab:
         for scheme in ("light", "dark"):
-            for width in (WIDE, NARROW):
+            for width in (WIDE, MIDDLE, NARROW):
                 tab.use(scheme=scheme)
                 tab.open(page, width)
                 tab.screenshot(folder / f"{scheme}-{width}.png")

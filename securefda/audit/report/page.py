@@ -119,7 +119,9 @@ def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
         tables.rounds_table(sources),
     ]
     yield Section("disclosures", "Who disclosed what to whom", disclosures, short="Disclosures")
-    yield Section("timeline", "Timeline", [tables.timeline_table(sources)], short="Timeline")
+    timeline = tables.timeline_table(sources)
+    fold = Fold("all", f"{counted(len(timeline.rows), 'entry', 'entries')}, in order", [timeline])
+    yield Section("timeline", "Timeline", [fold], short="Timeline")
     yield Section("privacy", "Epsilon of each site against its limit", _epsilon(sources), short="Epsilon")
     yield Section("weights", "β and caps", _weights(sources), short="β and caps")
     chart = party_charts.bytes_chart(sources)
