@@ -19,7 +19,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 # Where nothing compiled is kept, every process that a test starts compiles the package anew, and so does every worker.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-deep docs lint lint-style lint-types lint-imports lint-generated lint-growth lock audit-deps clean
+.PHONY: demo test test-deep docs lint lint-style lint-types lint-imports lint-generated lint-prose lint-growth lock audit-deps clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -36,7 +36,7 @@ docs: $(READY)
 	@echo "the manual: docs/_build/html/index.html"
 
 # Each by itself, so that `make -j` runs them beside each other.
-lint: lint-style lint-types lint-imports lint-generated lint-growth
+lint: lint-style lint-types lint-imports lint-generated lint-prose lint-growth
 
 lint-style: $(READY)
 	$(BIN)/ruff check .
@@ -54,6 +54,9 @@ lint-generated: $(READY)
 	$(BIN)/python -m threat_model.generate --check
 	$(BIN)/python benchmarks/tables.py --check
 	$(BIN)/python docs/generate.py --check
+
+lint-prose: $(READY)
+	$(BIN)/python docs/prose.py
 
 lint-growth: $(READY)
 	$(BIN)/python tests/run.py --check
