@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -100,16 +100,18 @@ def gains(folder: Path) -> list[Gain]:
 
 def tables(rows: Sequence[Gain]) -> dict[str, str]:
     """Return the table by its name."""
-    head = ("data", "target alone", "warm-started target", "with the sources", "rule", "over the first", "the second")
-    lines = (head, ("---",) * len(head), *_cells(rows))
+    head = (
+        *("data", "over the target alone", "over the warm-started target", "rule", "with the sources"),
+        *("target alone", "warm-started target"),
+    )
+    lines = (head, ("---",) * len(head), *map(_cells, rows))
     return {"gains": "\n".join(f"| {' | '.join(cells)} |" for cells in lines)}
 
 
-def _cells(rows: Sequence[Gain]) -> Iterator[tuple[str, ...]]:
-    for row in rows:
-        warm = ("–", "–") if row.warm is None else (f"{row.warm:.1f}", f"{row.over_warm:+.1f}")
-        best = (f"{row.by_rule[row.best]:.1f}", row.best, f"{row.over_alone:+.1f}")
-        yield row.data, f"{row.alone:.1f}", warm[0], *best, warm[1]
+def _cells(row: Gain) -> tuple[str, ...]:
+    over_warm, warm = ("–", "–") if row.over_warm is None else (f"{row.over_warm:+.1f}", f"{row.warm:.1f}")
+    best = (row.best, f"{row.by_rule[row.best]:.1f}")
+    return row.data, f"{row.over_alone:+.1f}", over_warm, *best, f"{row.alone:.1f}", warm
 
 
 def plot(rows: Sequence[Gain]) -> str:
