@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -146,9 +147,14 @@ class RunTerminatedError(RunInterruptedError):
 def terminable() -> Iterator[None]:
     """Turn SIGTERM into :class:`Terminated`, so that what is open is closed, and temporary files go.
 
+    Only the main thread can: in another one, from which Python code may start a run, it does nothing.
+
     Raises:
         RunTerminatedError: it came.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def terminate(_number: int, _frame: object) -> None:
         raise Terminated

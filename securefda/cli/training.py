@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from enum import StrEnum
 from pathlib import Path
@@ -198,13 +199,26 @@ def make_ready(folder: Path, *, fresh: bool, simulated: bool) -> None:
         require_fresh(folder)
 
 
-def train(config: FederationConfig, folder: Path, seed: int, spread: RaySettings | None, *, simulated: bool) -> Summary:
-    """Run a federation into ``folder``, with progress on the console, and write its report."""
+def train(
+    config: FederationConfig,
+    folder: Path,
+    seed: int,
+    spread: RaySettings | None,
+    *,
+    simulated: bool,
+    modules: Sequence[Path] = (),
+    again: str = "`securefda run` with --out {folder}",
+) -> Summary:
+    """Run a federation into ``folder``, with progress on the console, and write its report.
+
+    Processes also find modules in ``modules``. ``again`` is the call with which an interrupted run of processes goes
+    on.
+    """
     from securefda.cli.console import console_reporter
     from securefda.machine import without_collections
     from securefda.operations.report import report_after
 
-    goes_on = "" if simulated else f"; `securefda run` with --out {folder} goes on"
+    goes_on = "" if simulated else f"; {again.format(folder=folder)} goes on"
     with (
         interruptible(f"every finished round is in {folder}{goes_on}"),
         report_after(folder),
@@ -220,4 +234,4 @@ def train(config: FederationConfig, folder: Path, seed: int, spread: RaySettings
             return simulate_in_memory(config, folder, seed, reporter)
         from securefda.local.launcher import run_processes
 
-        return run_processes(config, folder, seed, reporter)
+        return run_processes(config, folder, seed, reporter, modules=modules)

@@ -72,10 +72,14 @@ class Starter:
     Args:
         processes: how many at once. More threads than cores would only get in each other's way.
         as_copies: whether they are copies of one that has imported torch, where the system has such copies.
+        modules: further folders from which they import.
     """
 
-    def __init__(self, processes: int, *, as_copies: bool) -> None:
+    def __init__(self, processes: int, *, as_copies: bool, modules: Sequence[Path] = ()) -> None:
         self._environment = child_environment(os.environ)
+        if modules:
+            known = filter(None, [self._environment.get("PYTHONPATH")])
+            self._environment["PYTHONPATH"] = os.pathsep.join([*known, *(str(one.absolute()) for one in modules)])
         self._environment.setdefault("OMP_THREAD_LIMIT", str(max(1, usable_cores() // processes)))
         self._environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which else start as it is imported
         self._server: ForkServer | None = None

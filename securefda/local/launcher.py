@@ -48,6 +48,7 @@ def run_processes(
     *,
     as_copies: bool = True,
     starter: Starter | None = None,
+    modules: Sequence[Path] = (),
 ) -> Summary:
     """Run a federation on this machine, one process per site, and leave a run folder in ``out``.
 
@@ -61,6 +62,7 @@ def run_processes(
         as_copies: start the processes as copies of one that has imported torch, where the system has such copies.
             False starts each by itself, as where memory is measured: copies share a part of theirs.
         starter: what starts them, where the caller has one for more than this run.
+        modules: further folders from which they import.
 
     Raises:
         ConfigError: the folder holds a run with other settings.
@@ -72,7 +74,7 @@ def run_processes(
     kits = {site: folder.path / _KITS / site for site in (target, *config.federation.sources)}
     with ExitStack() as ours:
         if starter is None:  # first: it imports torch while sites are enrolled
-            starter = ours.enter_context(closing(Starter(len(kits), as_copies=as_copies)))
+            starter = ours.enter_context(closing(Starter(len(kits), as_copies=as_copies, modules=modules)))
         if goes_on := kits[target].exists():
             address = _enrolled(config, folder.path / _KITS)
         else:

@@ -794,6 +794,10 @@ def finite_loss(loss: float | None) -> float:
     return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
+IN_MEMORY = "in_memory"
+"""Module of tasks that only the process knows in which a run was simulated: those of a notebook."""
+
+
 def is_shipped(task: str) -> bool:
     """Whether a task's class, ``package.module:Class``, comes with this software."""
     return task.startswith("securefda.tasks.")

@@ -36,6 +36,8 @@ REPORT_FILE = "report.html"
 CARD_FILE = "model-card.md"
 CARD_JSON_FILE = "model-card.json"
 SITES_FOLDER = "sites"
+TASK_FOLDER = "task"
+ASKED_FILE = "asked.json"
 REFUSED_FOLDER = "refused"
 ROUND, SITE, SUMMARY = TypeAdapter(RoundLine), TypeAdapter(SiteLine), TypeAdapter(Summary)
 """The forms of what is in a run folder."""
@@ -107,6 +109,7 @@ class RunFolder:
 
 _WRITTEN = (
     *(SUMMARY_FILE, METRICS_FILE, REPORT_FILE, CARD_FILE, CARD_JSON_FILE, SITES_FOLDER, "kits", "audit", "tensorboard"),
+    *(TASK_FOLDER, ASKED_FILE),
     *("*.safetensors", "model.onnx", "model.pt", "model.*.card.md", "model.*.card.json"),
     *("state.sqlite*", "settings.json", "status.json", ".status.json.*"),
     *("*.log", "*.log.[0-9]*", "*.jsonl", "*.jsonl.[0-9]*"),
@@ -163,7 +166,7 @@ def clear_run(path: Path) -> None:
     if strange:
         hint = "nothing was deleted; move it away, or name another folder"
         raise ConfigError(str(path), f"holds {strange[0]}{_and_more(strange)}, which no run writes", hint=hint)
-    marks = {SUMMARY_FILE, METRICS_FILE, "kits", SITES_FOLDER}
+    marks = {SUMMARY_FILE, METRICS_FILE, ASKED_FILE, "kits", SITES_FOLDER}
     if entries and not marks & {entry.name for entry in entries}:
         raise ConfigError(str(path), "is no run folder", hint=f"nothing was deleted; a run folder holds {METRICS_FILE}")
     with _explaining(path):

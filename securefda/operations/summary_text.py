@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from securefda.operations.records import (
+    IN_MEMORY,
     JOIN_PHASE,
     NO_PART,
     PUBLISHED_OF_THE_TARGET,
@@ -100,10 +101,9 @@ def run_text(summary: Summary, folder: Path) -> str:
         rows.append(("best model", best_text(summary.best, metric)))
     if summary.adapted:
         rows.append(("adapted model", adapted_text(summary.adapted)))
-    if summary.model_digest and summary.setting:
-        rows.append(("load the model", "from securefda.operations.trained import trained_model"))
+    if summary.model_digest and summary.setting and not summary.task.startswith(f"{IN_MEMORY}:"):
         own = "" if is_shipped(summary.task) else f", task={summary.task!a}"
-        rows.append(("", f"task, model = trained_model({str(folder)!r}{own})"))
+        rows.append(("load the model", f"import securefda; model = securefda.Run.open({str(folder)!r}{own}).model"))
     then = ""
     if summary.status == "finished" and summary.model_digest:
         then = f"securefda predict {shlex.quote(str(folder))} --data FILE"

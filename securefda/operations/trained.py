@@ -260,11 +260,20 @@ def predict(task: Task, model: nn.Module, data: Path) -> list[dict[str, str | fl
         raise DataError(
             f"task {type(task).__name__}", f"names {counted(len(names), 'row')}, and reads {row_count(inputs)}"
         )
-    with torch.no_grad(), task_code(type(task), "the model"):
-        outputs = joined([model(in_memory(part)) for part in batched(inputs, _BATCH_ROWS)])
+    outputs = outputs_of(task, model, inputs)
     with task_code(type(task), "predictions"):
         predictions = task.predictions(outputs)
     return [{"name": name, **row} for name, row in zip(names, predictions, strict=True)] if names else predictions
+
+
+def outputs_of(task: Task, model: nn.Module, inputs: Inputs) -> Inputs:
+    """Return what a model in evaluation mode gives for inputs (n, ...), on the CPU, a part of the rows at a time.
+
+    Raises:
+        DataError: the model's own code fails.
+    """
+    with torch.no_grad(), task_code(type(task), "the model"):
+        return joined([model(in_memory(part)) for part in batched(inputs, _BATCH_ROWS)])
 
 
 def as_csv(rows: Sequence[dict[str, str | float]]) -> str:

@@ -324,6 +324,20 @@ def load_settings(
     """Read one of the three files; arguments and errors as for :func:`load_federation`."""
     data = read_toml(path)
     _require_kind(model, data, path)
+    return settings_of(model, data, path, overrides, env)
+
+
+def settings_of(
+    model: type[SettingsT],
+    data: dict[str, Any],
+    path: Path,
+    overrides: Iterable[str] = (),
+    env: Mapping[str, str] = _NO_ENVIRONMENT,
+) -> Loaded[SettingsT]:
+    """Return the settings that ``data``, as read from ``path``, says; overrides are written into it.
+
+    Arguments and errors otherwise as for :func:`load_federation`.
+    """
     annotations = known_keys(model)
     given = dict.fromkeys(keys_in(data, annotations), path.name)
     origins: dict[str, str] = {}

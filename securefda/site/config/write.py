@@ -206,7 +206,7 @@ def _source(config: FederationConfig, site: str, process: ProcessSection) -> Sou
     )
 
 
-def as_toml(settings: AggregatorConfig | SourceConfig) -> str:
+def as_toml(settings: AggregatorConfig | SourceConfig | FederationConfig) -> str:
     """Return a settings file that says what ``settings`` say, whatever folder it is read in."""
     data_dir = settings.task.data_dir and settings.task.data_dir.absolute()
     task = settings.task.model_copy(update={"data_dir": data_dir})
