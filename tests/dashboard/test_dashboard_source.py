@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from watched_sites import OTHER_RUN, Pages, Site
+from watched_sites import OTHER_RUN, RUN, Pages, Site
 
 from securefda.cli import main
 
@@ -153,3 +153,25 @@ def test_how_far_the_last_step_left_the_targets_line_is_shown(source: Site) -> N
     assert shown.tiles()["of a step not the target's own"] == "38 %"
     headings = [chart.heading for part in shown.section("charts").parts for chart in part.charts]  # type: ignore[union-attr]
     assert "Steps off the target's own line" in headings
+
+
+@pytest.mark.parametrize(
+    ("rounds", "waited_s", "late"),
+    [
+        (0, 43_199.0, ""),
+        (0, 43_201.0, "More than half of the deadline of 24.0 h is over."),
+        (4, 9.0, ""),
+        (4, 60.0, "That is long: in earlier rounds it was"),
+    ],
+)
+def test_a_wait_for_the_target_is_a_warning_only_once_it_is_too_long(
+    source: Site, rounds: int, waited_s: float, late: str
+) -> None:
+    with source.log() as append, source.process() as state:
+        for number in range(1, rounds + 1):
+            source.update_left(append, number)
+        state.set("waiting for clinic to begin a round", waiting_for=["clinic"], run=RUN)
+        since = state.now.since
+        shown = Pages(source.kit, lambda: since + waited_s).look()
+    assert shown.state.tone == ("care" if late else "waiting")
+    assert late in shown.state.text

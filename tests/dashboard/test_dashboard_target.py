@@ -118,7 +118,7 @@ def test_what_it_tries_again_and_its_last_error_are_said(target: Site) -> None:
         state.set("training", waiting_for=["hospital-a"], round=4, rounds=12, error="round 3 was lost")
         state.know(retrying="cannot reach x: connection refused", retrying_until=1_795_500_000.0)
         shown = Pages(target.kit).look()
-    assert shown.state.word == "Waiting"
+    assert (shown.state.tone, shown.state.word) == ("care", "Waiting")
     assert "Cannot reach x: connection refused; it tries until 2026-11-24 06:00:00 UTC." in shown.state.text
     assert shown.state.hint == "Last error: round 3 was lost"
 
