@@ -63,7 +63,7 @@ def _index(known: Register) -> str:
     parts = [
         _NOTE,
         "# The threats",
-        f"{len(known.threat)} threats: {counts}. A page for each says what stands in the way today, what remains, and "
+        f"{len(known.threat)} threats: {counts}. A page for each says what prevents it today, what remains, and "
         "which tests attack it. [The threat model](../README.md#the-register) says what each status means; "
         "`securefda threats` prints how the tests ended in the last run.",
     ]
@@ -91,7 +91,7 @@ def _page(threat: Threat, files: Sequence[str], links: Mapping[str, str]) -> str
         _NOTE,
         f"# {threat.id}: {threat.title}",
         "\n".join(f"- **{name}:** {fact}" for name, fact in facts.items()),
-        "## What stands in the way",
+        "## What prevents it",
         _linked(threat.mitigation, others),
         "## What remains",
         _linked(threat.residual, others),
