@@ -147,7 +147,8 @@ def tables(
         "bytes": _bytes_table(rounds, sessions),
         "round": _round_table(rounds, scale),
         "training": _training_table(figures["training"], noise),
-        "memory": _memory_table(memory, scale),
+        "memory": _memory_table(memory["source"]),
+        "session": _session_table(scale),
         "disk": _disk_table(figures["disk"]),
     }
 
@@ -174,7 +175,7 @@ def _bytes_table(rounds: Sequence[Mapping[str, Any]], sessions: Sequence[Mapping
         "parameters",
         "up, bytes a parameter",
         "down, bytes a parameter",
-        "a source",
+        "each source",
         "the target's line",
     )
     return _markdown(head, rows)
@@ -219,18 +220,22 @@ def _training_table(training_rows: Iterable[Mapping[str, Any]], noise: Mapping[s
     return _markdown(head, rows)
 
 
-def _memory_table(memory: Mapping[str, Any], scale: Sequence[Mapping[str, Any]]) -> str:
+def _memory_table(runs: Iterable[Mapping[str, Any]]) -> str:
     rows = []
-    for row in memory["source"]:
+    for row in runs:
         model = f"{row['params']:,} parameters ({row['model_mb']:.0f} MB)"
         peaks = [f"{row[key]:,.0f} MB" for key in ("source_peak_mb", "target_peak_mb")]
-        rows.append([model, str(row["sources"]), *peaks, ""])
-    for cell in sorted(scale, key=lambda cell: (cell["params"], cell["sources"])):
-        if cell["params"] >= 1_000_000 and cell.get("aggregator_peak_growth_mb") is not None:
-            model = f"{cell['params']:,} parameters ({4 * cell['params'] / 1e6:.0f} MB)"
-            rows.append([model, str(cell["sources"]), "", "", f"{cell['aggregator_peak_growth_mb']:,.0f} MB"])
-    head = ("model", "sources", "a source, peak", "the target, peak", "what a session adds at the target")
-    return _markdown(head, rows)
+        rows.append([model, str(row["sources"]), *peaks])
+    return _markdown(("model", "sources", "a source, peak", "the target, peak"), rows)
+
+
+def _session_table(scale: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [f"{cell['params']:,}", str(cell["sources"]), f"{cell['aggregator_peak_growth_mb']:,.0f} MB"]
+        for cell in sorted(scale, key=lambda cell: (cell["params"], cell["sources"]))
+        if cell["params"] >= 1_000_000 and cell.get("aggregator_peak_growth_mb") is not None
+    ]
+    return _markdown(("parameters", "sources", "more memory"), rows)
 
 
 def _disk_table(federations: Iterable[Mapping[str, Any]]) -> str:
