@@ -72,7 +72,9 @@ def run(arguments: Sequence[str]) -> int:
         return print_error(error, as_json=as_json)
     except TyperException as error:
         return print_error(_usage_error(error), as_json=as_json)
-    except (KeyboardInterrupt, Abort):
+    except (KeyboardInterrupt, Abort) as error:
+        if isinstance(error, Abort) and sys.stderr.isatty():
+            sys.stderr.write("\n")  # a question stands on this line
         return print_error(RunInterruptedError("interrupted"), as_json=as_json)
     except BrokenPipeError:
         # The reader of our output has gone; the interpreter must not fail again when it flushes at exit.
