@@ -19,6 +19,7 @@ from securefda.cli.output import Verbosity, verbosity
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter, SilentReporter, StepsOfSites
 from securefda.operations.records import (
+    NO_PART,
     RULES_WITHOUT_SOURCES,
     RoundLine,
     chosen_metric,
@@ -95,11 +96,12 @@ class ProgressEstimate:
         """
         self.add(line)
         begins, seconds = f"round {line['round']} of {self.rounds or '?'}: ", round_seconds(line)
-        first, *parts = [*self._figures(line), *([duration(seconds)] if seconds else []), *self.events(line), ""]
+        parts = [*self._figures(line), duration(seconds) if seconds else "", self.time_left, *self.events(line)]
+        first, *others = list(filter(None, parts)) or ["over"]
         lines = [begins + first]
-        for part in (*parts, self.time_left):
+        for part in others:
             if len(lines[-1]) + len(part) + 2 <= _WIDEST_LINE:
-                lines[-1] += f", {part}" if part else ""
+                lines[-1] += f", {part}"
             elif part != self.time_left:
                 lines.append(begins + part)
         return "\n".join(lines)
@@ -121,7 +123,9 @@ class ProgressEstimate:
             yield f"beta {beta:.2f}"
         survivors, share = len(line.get("survivors", [])), line.get("source_share")
         if survivors or line.get("rule") not in RULES_WITHOUT_SOURCES:
-            had = "" if not survivors or share is None else f" ({share_text(share, step_of(line['rule']))})"
+            had = ""
+            if survivors and share is not None:
+                had = f" ({'no part' if share < NO_PART else share_text(share, step_of(line['rule']))})"
             yield f"{counted(survivors, 'source')}{had}"
 
     def events(self, line: RoundLine) -> Iterator[str]:
@@ -151,7 +155,7 @@ class LineReporter:
     """Plain lines, for logs and pipes. After the first round began, phases are lines only with ``--verbose``."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream: TextIO | None = stream
         self._estimate = ProgressEstimate()
         self._last = ""
 
@@ -175,9 +179,12 @@ class LineReporter:
     def note(self, note: Note | str) -> None:
         """Write the note, unless it repeats the line before."""
         text = printable(str(note))
-        if text != self._last:
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+        if self._stream is not None and text != self._last:
+            try:
+                self._stream.write(f"{text}\n")
+                self._stream.flush()
+            except BrokenPipeError:  # its reader has gone, as `head` does; no other site should lose a round for that
+                self._stream = None
         self._last = text
 
 
@@ -189,7 +196,7 @@ class TableReporter:
         """Where it is printed."""
         self._knows_rounds = knows_rounds
         self._estimate = ProgressEstimate()
-        self._phase, self._steps = "", StepsOfSites()
+        self._phase, self._steps = "starting", StepsOfSites()
         self._round, self._began = 0, time.monotonic()
         self._extra: set[str] = set()
         self._headings: list[str] = []

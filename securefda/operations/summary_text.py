@@ -26,7 +26,7 @@ from securefda.operations.records import (
     is_shipped,
     metrics_in,
 )
-from securefda.operations.run_folder import ADAPTED_FILE, BEST_FILE, MODEL_FILE, REPORT_FILE
+from securefda.operations.run_folder import ADAPTED_FILE, BEST_FILE, MODEL_FILE, REPORT_FILE, SITES_FOLDER
 from securefda.task_metric import ACCURACY, TaskMetric, metrics_text, with_balance
 from securefda.text import aligned, counted, first_of
 
@@ -39,6 +39,9 @@ _HEAD = "the head"
 _NAMED_SITES = 6
 ANALYTIC = "analytic"
 """The rule under which no site trains, and second moments leave in place of updates."""
+
+READ_ROWS = ("securefda.tasks.features", "securefda.tasks.image_folder", "securefda.tasks.tabular")
+"""Modules whose tasks read rows of one's own to predict."""
 
 _CANCELLING = (
     "FedGP ran without its filter, so a target that lies about its update could let the contributions of sources that "
@@ -104,10 +107,23 @@ def run_text(summary: Summary, folder: Path) -> str:
     if summary.model_digest and summary.setting and not summary.task.startswith(f"{IN_MEMORY}:"):
         own = "" if is_shipped(summary.task) else f", task={summary.task!a}"
         rows.append(("load the model", f"import securefda; model = securefda.Run.open({str(folder)!r}{own}).model"))
-    then = ""
-    if summary.status == "finished" and summary.model_digest:
-        then = f"securefda predict {shlex.quote(str(folder))} --data FILE"
-    return aligned([*rows, ("", ""), *result_rows(summary, str(folder / REPORT_FILE), then)])
+    return (
+        f"{aligned(rows)}\n\n{aligned(result_rows(summary, str(folder / REPORT_FILE), _next_command(summary, folder)))}"
+    )
+
+
+def _next_command(summary: Summary, folder: Path) -> str:
+    """Return what to type after a run that finished: predict where the task reads rows, else compare the logs."""
+    place = shlex.quote(str(folder))
+    if summary.status != "finished" or not summary.model_digest:
+        return ""
+    if not is_shipped(summary.task):
+        return f"securefda predict {place} --task {shlex.quote(summary.task)} --data FILE"
+    if summary.task.partition(":")[0] in READ_ROWS:
+        return f"securefda predict {place} --data FILE"
+    if (folder / SITES_FOLDER).is_dir():
+        return f"securefda audit reconcile {place}"
+    return f"securefda export {place} --format onnx"
 
 
 def result_rows(summary: Summary, report: str, then: str) -> list[tuple[str, str]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib
 import io
 import json
 import os
+import pkgutil
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -20,14 +22,16 @@ from interrupting import ctrl_c_in
 from plain_user import plain_user
 from stand_ins import Terminal
 
+import securefda.tasks
 from securefda.cli import main
 from securefda.operations.records import SiteLine, best_round
 from securefda.operations.run_folder import METRICS_FILE, append_line, read_run
 from securefda.operations.run_list import FoundRun, comparison
 from securefda.operations.state import ENDED, StateWriter, state_file
-from securefda.operations.summary_text import help_text
+from securefda.operations.summary_text import READ_ROWS, help_text
 from securefda.operations.trained import predict, trained_model
 from securefda.protocol.encoding import vector_to_wire
+from securefda.tasks import Task
 from securefda.training import model_to_vector
 
 SITES = ("clinic", "hospital-a", "hospital-b", "hospital-c")
@@ -203,6 +207,15 @@ def test_a_run_is_shown_with_date_seed_rates_federation_and_sites(
         "securefda.Run.open",
     ):
         assert words in text
+
+
+def test_predict_is_what_follows_where_a_task_that_comes_with_securefda_reads_rows() -> None:
+    found = set()
+    for module in pkgutil.iter_modules(securefda.tasks.__path__, "securefda.tasks."):
+        for one in vars(importlib.import_module(module.name)).values():
+            if isinstance(one, type) and issubclass(one, Task) and "inputs_from" in vars(one):
+                found.add(one.__module__)
+    assert found - {"securefda.tasks.base", "securefda.tasks.table_statistics"} == set(READ_ROWS)
 
 
 def test_the_snippet_of_the_summary_loads_the_model(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

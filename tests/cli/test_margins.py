@@ -127,6 +127,7 @@ def test_the_status_of_a_run_names_every_site_that_is_awaited(width: int, monkey
             "ok    certificate  valid until the end\n                   of March",
         ),
         ("  securefda preflight kits/target --offline", 25, "  securefda preflight kits/target --offline"),
+        ("next     securefda predict runs/first --data FILE", 25, "next\n  securefda predict runs/first --data FILE"),
         ("# how many others a part hides among", 25, "# how many others a part\n# hides among"),
         ("/srv/federations/digits/kits/source-1", 25, "/srv/federations/digits/kits/source-1"),
         ("short", 25, "short"),

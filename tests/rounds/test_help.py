@@ -167,7 +167,7 @@ def test_where_norm_caps_empty_every_layer_the_sources_had_no_part(tmp_path: Pat
     line = played.watch.lines[-1]
     assert line["emptied"] == [name for name, _ in played.run.layers]
     assert line["source_share"] < 1e-3
-    assert "3 sources (no part in the step)" in ProgressEstimate().text(line)
+    assert "3 sources (no part)" in ProgressEstimate().text(line)
     summary = compared(played)
     assert summary.source_share < 1e-3
     assert help_text(summary.as_json()).endswith("; the sources had no part in the steps")
@@ -274,7 +274,7 @@ def test_a_whole_run_shows_it_everywhere(tmp_path: Path) -> None:
     assert re.match(r"gain  +.* the warm-started target .*95 %: ", warm)
     assert re.match(r" +.* the target alone .*95 %: .*; the sources had ", alone)
     assert report.split() == ["report", str(tmp_path / "report.html")]
-    assert then.split("  ")[-1].strip() == f"securefda predict {tmp_path} --data FILE"
+    assert then.split("  ")[-1].strip() == f"securefda audit reconcile {tmp_path}"
     last = help_text(summary.as_json())
     balanced = 100 * summary.target_metrics["balanced_accuracy"]
     assert last.startswith(f"accuracy {value}, balanced {balanced:.1f} %: ")
