@@ -53,5 +53,9 @@ def same_threads() -> Iterator[None]:
 
 def html_table(rows: Mapping[str, str]) -> str:
     """Return a table of two columns, with every text escaped."""
-    lines = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items() if text)
+    lines = (
+        f'<tr><th style="text-align: left">{escape(name)}</th><td style="text-align: left">{escape(text)}</td></tr>'
+        for name, text in rows.items()
+        if text
+    )
     return f"<table>{''.join(lines)}</table>"
