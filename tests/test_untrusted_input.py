@@ -34,6 +34,7 @@ from securefda.aggregator.adaptation import kept_result
 from securefda.aggregator.comparison import baseline_of
 from securefda.aggregator.site import run_settings
 from securefda.aggregator.store import AggregatorStore
+from securefda.api.federation import Federation
 from securefda.audit.charges import logged_charges
 from securefda.audit.log_records import Record, RecordError
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
@@ -389,9 +390,12 @@ READERS = {
     "dashboard.site_reader._Lines.catch_up": Reader(
         in_file("metrics.jsonl", lambda file: _Lines(file, ROUND).catch_up()), b'{"round":@}\n'
     ),
-    "dashboard.site_reader.SiteReader._planned": TomlReader(
-        in_file("aggregator.toml", looked_at(lambda reader, where: reader._planned(where, None))), b"", takes=True
+    "dashboard.site_reader.SiteReader._setting": TomlReader(
+        in_file("aggregator.toml", looked_at(lambda reader, where: reader._setting(where, "strategy", "rounds"))),
+        b"",
+        takes=True,
     ),
+    "api.federation.Federation.from_file": TomlReader(in_file("federation.toml", Federation.from_file), b""),
     "operations.state.read_state": Reader(
         in_file("status.json", lambda file: read_state(file.parent)), b'{"schema_version":1,"x":@}'
     ),

@@ -265,7 +265,7 @@ class Federation:
                 return Run.open(folder, task=self._task or config.task.factory)
             make_ready(folder, fresh=fresh or (same and simulated), simulated=simulated)
             if asked:
-                RunFolder(folder).write(ASKED_FILE, json.dumps({"digest": asked}).encode())
+                RunFolder(folder).write(ASKED_FILE, asked.encode())
             modules = folders_of({config.task.factory.partition(":")[0]})
             if self._task is not None and self._lives_here and not simulated:
                 factory, modules, said = write_task(self._task, folder / TASK_FOLDER, self.target)
@@ -343,11 +343,6 @@ def _digest(config: FederationConfig, seed: int, task: str, *, simulated: bool) 
 def _asked_in(folder: Path) -> str:
     """Return the digest of what the run in a folder was asked for; empty where that is not known."""
     from securefda.operations.run_folder import ASKED_FILE
-    from securefda.parse import json_value
 
     file = folder / ASKED_FILE
-    try:
-        found = json_value(read_file(file).data) if file.is_file() else {}
-    except ValueError:
-        return ""
-    return str(found.get("digest", "")) if isinstance(found, dict) else ""
+    return read_file(file).data.decode("ascii", "replace") if file.is_file() else ""

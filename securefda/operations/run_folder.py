@@ -37,7 +37,7 @@ CARD_FILE = "model-card.md"
 CARD_JSON_FILE = "model-card.json"
 SITES_FOLDER = "sites"
 TASK_FOLDER = "task"
-ASKED_FILE = "asked.json"
+ASKED_FILE = "asked.sha256"
 REFUSED_FOLDER = "refused"
 ROUND, SITE, SUMMARY = TypeAdapter(RoundLine), TypeAdapter(SiteLine), TypeAdapter(Summary)
 """The forms of what is in a run folder."""

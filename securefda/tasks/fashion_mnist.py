@@ -18,7 +18,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from securefda.errors import DataError
-from securefda.tasks.base import Samples, TaskSettings
+from securefda.tasks.base import Samples, TaskSettings, Unlabelled
 from securefda.tasks.classification import Classification
 from securefda.tasks.idx import CLASSES, LabelledImages
 from securefda.tasks.images import FASHION_MNIST, chosen_set, joined, read_parts
@@ -106,6 +106,11 @@ class _FashionMnist(Classification):
     def oracle_data(self) -> Samples:
         """Return all training rows of the target with their labels."""
         return self._noisy(self._deal.pool, part=1)
+
+    def unlabelled_data(self) -> Unlabelled | None:
+        """Return the target's training rows for which it has no labels."""
+        rows = self.oracle_data().features[self._target_rows :]
+        return Unlabelled(rows) if len(rows) else None
 
     def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
         """Return the images shifted by at most two pixels each way."""

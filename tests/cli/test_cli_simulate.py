@@ -15,6 +15,7 @@ from stand_ins import Terminal
 
 from securefda.audit.reconcile.reconciled_runs import reconcile_folder
 from securefda.cli import main
+from securefda.cli.console import TableReporter
 from securefda.samples import sample
 from securefda.training import round_progress
 
@@ -72,13 +73,14 @@ def test_json_on_stdout_is_the_summary_and_progress_goes_to_stderr(
     assert "privacy ledgers" not in printed.err
 
 
-def test_a_terminal_says_how_far_the_training_of_each_site_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_hears_how_far_the_training_of_each_site_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_progress, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    heard = set()
+    monkeypatch.setattr(TableReporter, "steps", lambda _, site, done, of: heard.add((site, 0 < done <= of)))
     one = ["--set", "strategy.rounds=1", "--set", "strategy.warm-up-rounds=0"]
     assert main(["simulate", str(sample("digits")), "--out", str(tmp_path / "run"), *one]) == 0
-    for site in ("target", "source-5"):
-        assert f"{site}: step " in terminal.getvalue()
+    assert heard == {(site, True) for site in ("target", *(f"source-{number}" for number in range(1, 6)))}
 
 
 def test_a_run_that_fails_says_so_in_summary_report_and_exit_code(

@@ -75,7 +75,7 @@ def test_a_class_of_securefda_is_loaded_whatever_else_the_folder_names(unpacked:
 def test_users_name_their_own_class(unpacked: Path, capsys: pytest.CaptureFixture[str]) -> None:
     MakesRunFolder(unpacked)
     assert main(["runs", "show", "study"]) == 0
-    assert f"trained_model('study', task='{OWN_CLASS}')" in capsys.readouterr().out
+    assert f"Run.open('study', task='{OWN_CLASS}').model" in capsys.readouterr().out
     assert main(["predict", "study", "--data", "x", "--task", OWN_CLASS]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
 
