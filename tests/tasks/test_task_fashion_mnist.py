@@ -55,10 +55,13 @@ def test_labels_are_those_of_the_images(folder, kind):
 
 
 @BOTH
-def test_target_has_labels_for_the_first_rows_of_the_oracle(folder, kind):
+def test_target_has_labels_for_the_first_rows_of_the_oracle_and_none_for_the_others(folder, kind):
     task = fashion(folder, kind, target_rows=30)
     assert len(task.train_data("target")) == 30
-    assert torch.equal(task.train_data("target").features, task.oracle_data().features[:30])
+    pool, unlabelled = task.oracle_data().features, task.unlabelled_data()
+    assert torch.equal(task.train_data("target").features, pool[:30])
+    assert unlabelled is not None
+    assert torch.equal(unlabelled.features, pool[30:])
 
 
 @BOTH
