@@ -5,6 +5,7 @@
     python benchmarks/one_round.py --align --data-dir DIR [--seeds N] [--data NAME ...]    the same for moved moments
     python benchmarks/one_round.py --balance --data-dir DIR [--seeds N]    the same for class weights
     python benchmarks/one_round.py --speed    the same for the time of a source and of the target
+    python benchmarks/one_round.py --many    the same for a round with 1,000 sources
     python benchmarks/one_round.py    from one_round.json: print the tables
 
 DIR holds the folders amazon_review, office_caltech, pacs, eicu_demo and tcga_brca; data that it lacks keep the figures
@@ -24,6 +25,7 @@ import argparse
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,8 @@ import torch
 from numpy.typing import NDArray
 from studies import as_text, shown, this_machine
 
+from securefda.bench.secagg.job import Job
+from securefda.bench.secagg.session import measured_session, session_figures
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import DpEvent
 from securefda.rules import Head, Moments, fit_head
@@ -117,6 +121,7 @@ DISTANCES, STRENGTHS = ("mean", "spread"), (1.0, 10.0, 100.0)
 ALIGNED = ("as they are", "mean", "mean and covariance")
 BALANCES = ("none", "balanced", "each row weighed at its source")
 SPEED = "1,280 features, 10 classes"
+MANY, MANY_WIDTH, MANY_CLASSES, MANY_ROWS = "1,000 sources, 128 features", 128, 10, 200
 WEIGHED, MOST_WIDTH = ("Fed-Heart, public scaling", "Amazon reviews, 100 labels", *tuple(DATA)[3:5]), 400
 COLUMNS = ("target alone", *KINDS[:2], *(column for columns in AT.values() for column in columns[:2]))
 
@@ -371,11 +376,6 @@ def timed(*_: object) -> Iterator[dict[str, Any]]:
         features = random.standard_normal((count, 1280)).astype(np.float32)
         return features / np.linalg.norm(features, axis=1, keepdims=True), np.eye(10)[np.arange(count) % 10] - 0.1
 
-    def seconds(step: Callable[[], object]) -> float:
-        began = time.process_time()
-        step()
-        return time.process_time() - began
-
     rows, policy = drawn(1500), default_policy(max_samples=1500)
     means = Moments.of(*rows, bound=1.0).means()
     sources = Moments.from_means(means, width=1280, outputs=10, rows=7500)
@@ -388,8 +388,60 @@ def timed(*_: object) -> Iterator[dict[str, Any]]:
         own = drawn(count)
         steps[f"target: head with {count:,} rows"] = lambda own=own: fit_head(sources, *own, bound=1.0)
         steps[f"target: head of {count:,} rows alone"] = lambda own=own: fit_head(None, *own, bound=1.0)
-    processor = {name: median(seconds(step) for _ in range(5)) for name, step in steps.items()}
+    processor = {name: median(_processor_seconds(step) for _ in range(5)) for name, step in steps.items()}
     yield {"data": SPEED, "seconds": processor, "round": whole_round()}
+
+
+def _processor_seconds(step: Callable[[], object]) -> float:
+    began = time.process_time()
+    step()
+    return time.process_time() - began
+
+
+def many(*_: object) -> Iterator[dict[str, Any]]:
+    """Yield a row of a round of 1,000 sources with few features: processor time, bytes and memory.
+
+    The masked session is that of ``securefda bench secagg``: state machines and messages as bytes, without a network.
+    Each source deals with some neighbours; 50 colluders are assumed, and a tenth of the sources leave.
+    """
+    random = np.random.default_rng(0)
+
+    def drawn(count: int) -> tuple[Matrix, Matrix]:
+        features, labels = random.standard_normal((count, MANY_WIDTH)), np.arange(count) % MANY_CLASSES
+        codes = np.eye(MANY_CLASSES)[labels] - 1 / MANY_CLASSES
+        return features / np.linalg.norm(features, axis=1, keepdims=True), codes
+
+    rows, own, policy = drawn(MANY_ROWS), drawn(300), default_policy(max_samples=MANY_ROWS)
+    means = Moments.of(*rows, bound=1.0).means()
+    sources = Moments.from_means(means, width=MANY_WIDTH, outputs=MANY_CLASSES, rows=900 * MANY_ROWS)
+    steps: dict[str, Callable[[], object]] = {
+        "source": lambda: Moments.of(*check_moments(policy, *rows), bound=1.0).means(),
+        "target": lambda: fit_head(sources, *own, bound=1.0),
+    }
+    processor = {name: median(_processor_seconds(step) for _ in range(5)) for name, step in steps.items()}
+    job = Job("", sources=1000, params=len(means), dropped=100, colluders=50)
+    session = session_figures([measured_session(job)])
+    named = ("source_cpu_session_ms", "source_message_bytes_up", "source_message_bytes_down")
+    kept = {name: session[name] for name in (*named, "aggregator_cpu_session_ms", "aggregator_session_growth_mb")}
+    load = round(os.getloadavg()[0], 1)
+    yield {"data": MANY, "numbers": len(means), "neighbours": job.neighbours, "load": load, **processor, **kept}
+
+
+def many_table(row: Mapping[str, Any]) -> str:
+    """Return a table in Markdown of a round with many sources."""
+    cells = {
+        "numbers that a source sends": f"{row['numbers']:,}",
+        "neighbours of a source": f"{row['neighbours']}",
+        f"a source: moments of {MANY_ROWS} rows, processor": f"{1e3 * row['source']:.1f} ms",
+        "a source: masked session, processor": f"{row['source_cpu_session_ms']:.0f} ms",
+        "a source: bytes sent": f"{row['source_message_bytes_up'] / 1e3:.0f} kB",
+        "a source: bytes received": f"{row['source_message_bytes_down'] / 1e3:.0f} kB",
+        "aggregator: masked session, processor": f"{row['aggregator_cpu_session_ms'] / 1e3:.1f} s",
+        "aggregator: rise of memory": f"{row['aggregator_session_growth_mb']:.0f} MB",
+        "target: head with 300 rows, processor": f"{row['target']:.2f} s",
+        "load of the machine": f"{row['load']:.1f}",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {cell} |" for name, cell in cells.items())])
 
 
 FEDERATION = """\
@@ -445,8 +497,10 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the tables by name."""
     listed = list(rows)
     speed = next(row for row in listed if row["data"] == SPEED)
-    listed = [row for row in listed if row["data"] != SPEED]
+    many_sources = next(row for row in listed if row["data"] == MANY)
+    listed = [row for row in listed if row["data"] not in (SPEED, MANY)]
     return {
+        "many": many_table(many_sources),
         "speed": times_table("step | processor time, s", speed["seconds"]),
         "round": times_table("part of a round | wall clock, s", speed["round"]),
         "accuracy": table(listed, COLUMNS[:3]),
@@ -508,6 +562,7 @@ def main() -> int:
     parser.add_argument("--align", action="store_true")
     parser.add_argument("--balance", action="store_true")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--many", action="store_true")
     parser.add_argument("--data-dir", type=Path, default=Path())
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA), metavar="NAME")
@@ -518,11 +573,12 @@ def main() -> int:
         *[aligned] * asked.align,
         *[balanced] * asked.balance,
         *[timed] * asked.speed,
+        *[many] * asked.many,
     ):
         rows = {row["data"]: row for row in json.loads(FIGURES.read_text())["rows"]}
         for row in study(asked.data_dir, asked.seeds, asked.data):
             rows[row["data"]] = rows.get(row["data"], {}) | row
-            FIGURES.write_text(as_text([rows[name] for name in (*DATA, SPEED) if name in rows], this_machine()))
+            FIGURES.write_text(as_text([rows[name] for name in (*DATA, SPEED, MANY) if name in rows], this_machine()))
     print(shown(tables(json.loads(FIGURES.read_text())["rows"])))
     return 0
 
