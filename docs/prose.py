@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,26 +47,30 @@ class Sentence:
         return sum(any(letter.isalnum() for letter in word) for word in self.text.split())
 
 
-def paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """Each paragraph, item of a list, heading and cell of a table, with the number of its first line."""
-    text = _UNREAD.sub(lambda unread: "\n" * unread[0].count("\n"), text)
-    begun, lines = 0, list[str]()
+def paragraphs(text: str, unread: Collection[str] = ()) -> Iterator[tuple[int, str]]:
+    """Each paragraph, item of a list, heading and cell of a table but in ``unread`` columns, with its first line."""
+    text = _UNREAD.sub(lambda found: "\n" * found[0].count("\n"), text)
+    begun, lines, head = 0, list[str](), list[str]()
     for number, line in enumerate([*text.splitlines(), ""], 1):
         bare = line.strip()
         if lines and (not bare or bare.startswith("|") or _OPENS.match(bare)):
             yield begun, " ".join(lines)
             lines = []
         if bare.startswith("|"):
-            cells = (part.strip() for cell in re.split(r"(?<!\\)\|", bare) for part in cell.split("; "))
-            yield from ((number, cell) for cell in cells if cell.strip(" -:"))
-        elif bare:
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", bare)]
+            head = head or cells
+            read = (cell for name, cell in zip(head, cells, strict=False) if name not in unread)
+            yield from ((number, part) for cell in read for part in cell.split("; ") if part.strip(" -:"))
+            continue
+        head = []
+        if bare:
             begun = begun if lines else number
             lines.append(_OPENS.sub("", bare, count=1) if not lines else bare)
 
 
-def sentences(text: str) -> Iterator[Sentence]:
-    """Every sentence of a page, with CODE and MATH in place of code and formulas."""
-    for line, paragraph in paragraphs(text):
+def sentences(text: str, unread: Collection[str] = ()) -> Iterator[Sentence]:
+    """Every sentence of a page but in ``unread`` columns, with CODE and MATH in place of code and formulas."""
+    for line, paragraph in paragraphs(text, unread):
         plain = paragraph
         for pattern, short in _SHORT:
             plain = pattern.sub(short, plain)
@@ -98,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for page in pages:
         name = page.resolve().relative_to(ROOT).as_posix()
         most = math.inf if page.name in length["any-length"] else length["most-words"]
-        for sentence in sentences(page.read_text(encoding="utf-8")):
+        for sentence in sentences(page.read_text(encoding="utf-8"), rules["pages"]["unread-columns"]):
             for fault in faults(sentence, rules, most):
                 wrong += 1
                 print(f"{name}:{sentence.line}: {fault}")

@@ -54,7 +54,7 @@ WORDS = {
     "update": Word("The model after a site's training minus the model that it received.", "gradient, delta, weights"),
     "second moments": Word(
         "Sums over a site's rows of products of their features, and of features and labels. Under the rule analytic a "
-        "source hands them in once, in place of an update; what is said of updates holds of them too.",
+        "source hands them in once, in place of an update; what the pages say about updates holds for them too.",
         "Gram matrix",
         "explanation/what-a-sum-tells.md#what-a-sum-of-second-moments-tells",
     ),

@@ -59,6 +59,11 @@ def test_code_comments_and_short_sentences_are_not(text: str) -> None:
     assert faults(text) == []
 
 
+def test_a_column_that_is_left_out_is_not_read() -> None:
+    text = "| word | elsewhere |\n|---|---|\n| site | node |\n\n| elsewhere | word |\n|---|---|\n| client | source |\n"
+    assert [one.text for one in prose.sentences(text, ["elsewhere"])] == ["word", "site", "word", "source"]
+
+
 def test_a_sentence_is_named_by_the_line_of_its_paragraph() -> None:
     found = list(prose.sentences("# A title\n\n```sh\ncode\n```\n\nOne. Two\nlines.\n"))
     assert [(one.line, one.text) for one in found] == [(1, "A title"), (7, "One."), (7, "Two lines.")]
