@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXPLANATION = ROOT / "docs" / "explanation"
 FIGURES: Mapping[str, Mapping[str, list[str]]] = tomllib.loads((ROOT / "docs" / "figures.toml").read_text("utf-8"))
-COMPLETE = ("README.md", "docs/index.md", "docs/explanation/results/index.md")
+COMPLETE = ("README.md", "docs/index.md", "docs/explanation/faq.md", "docs/explanation/results/index.md")
 """Pages on which every figure with a decimal point is listed."""
 VERSIONS = {"3.11", "3.12", "3.13", "2.0", "4.0"}
 """Of Python and of licences: no figures."""
