@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 _DPI = 72
-_VARIES = re.compile(r"(?<=-)[0-9a-f]{10}\b|[-+]?\d[\d.,]*")
+_VARIES = re.compile(r"-[0-9a-f]{10}\b|[-+]?\d[\d.,]*")
 """What is not compared: the digest at the end of a run folder's name, and numbers."""
 _APART = f"import sys; sys.path.append({str(ROOT / 'docs')!r}); import notebooks; notebooks.run_here(sys.argv[1])"
 """What the process of a notebook runs: a file of its own would put other names beside those of the cells."""
