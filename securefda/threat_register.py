@@ -44,6 +44,7 @@ class Threat(Settings):
         mitigation: what stands in the way today; for ``planned``, also what is missing.
         modules: files that hold the mitigation, from the root of the source tree.
         residual: what remains.
+        condition: without what nothing is mitigated, a few words; empty where it holds by default.
         control: whether a positive control has to succeed: the same adversary with the mitigation switched off.
     """
 
@@ -57,6 +58,7 @@ class Threat(Settings):
     modules: _Texts
     residual: _Text
     control: bool
+    condition: str = ""
 
     @model_validator(mode="after")
     def _status_fits(self) -> Self:
@@ -64,6 +66,8 @@ class Threat(Settings):
             raise ConfigError(self.id, "a mitigated threat names the modules that mitigate it")
         if self.status != "mitigated" and self.control:
             raise ConfigError(self.id, "a control switches a mitigation off, and this threat has none")
+        if self.status != "mitigated" and self.condition:
+            raise ConfigError(self.id, "a condition is of a mitigation, and this threat has none")
         return self
 
 

@@ -42,6 +42,12 @@ _ATTACKERS: Mapping[Attacker, tuple[str, str]] = {
     "INS": ("insider", "insider"),
 }
 """Code of an attacker -> who that is in words, and the name of its page."""
+_WHAT_THERE_IS: Mapping[Status, str] = {
+    "mitigated": "What prevents it",
+    "accepted": "What limits it",
+    "planned": "What there is so far",
+    "out of scope": "What there is",
+}
 
 
 def pages(known: Register, files: Mapping[str, Sequence[str]], decisions: Sequence[str]) -> dict[str, str]:
@@ -60,16 +66,18 @@ def pages(known: Register, files: Mapping[str, Sequence[str]], decisions: Sequen
 
 def _index(known: Register) -> str:
     counts = ", ".join(f"{count} {status}" for status, count in by_status(known).items())
+    conditional = sum(bool(threat.condition) for threat in known.threat)
     parts = [
         _NOTE,
         "# The threats",
-        f"{len(known.threat)} threats: {counts}. A page for each says what prevents it today, what remains, and "
-        "which tests attack it. [The threat model](../README.md#the-register) says what each status means; "
+        f"{len(known.threat)} threats: {counts}. Of the mitigated, {conditional} are so only on a condition, which "
+        "the list names. A page for each says what prevents or limits it today, what remains, and which tests attack "
+        "it. [The threat model](../README.md#the-register) says what each status means; "
         "`securefda threats` prints how the tests ended in the last run.",
     ]
     for status in get_args(Status):
         rows = [
-            f"| [{threat.id}: {threat.title}]({threat.id}.md) | {_by(threat)} | {_at(threat)} |"
+            f"| [{threat.id}: {threat.title}]({threat.id}.md){_condition(threat)} | {_by(threat)} | {_at(threat)} |"
             for threat in known.threat
             if threat.status == status
         ]
@@ -82,7 +90,7 @@ def _index(known: Register) -> str:
 def _page(threat: Threat, files: Sequence[str], links: Mapping[str, str]) -> str:
     others = {text: link for text, link in links.items() if text != threat.id}
     facts = {
-        "Status": f"[{threat.status}](../README.md#the-register)",
+        "Status": f"[{threat.status}](../README.md#the-register){_condition(threat)}",
         "By": _by(threat),
         "What is lost": threat.asset,
         "At visibility": _at(threat),
@@ -91,7 +99,7 @@ def _page(threat: Threat, files: Sequence[str], links: Mapping[str, str]) -> str
         _NOTE,
         f"# {threat.id}: {threat.title}",
         "\n".join(f"- **{name}:** {fact}" for name, fact in facts.items()),
-        "## What prevents it",
+        f"## {_WHAT_THERE_IS[threat.status]}",
         _linked(threat.mitigation, others),
         "## What remains",
         _linked(threat.residual, others),
@@ -111,6 +119,10 @@ def _places(threat: Threat, files: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _by(threat: Threat) -> str:
     named = (_ATTACKERS[code] for code in threat.attackers)
     return ", ".join(f"[{words}](../attackers/{page}.md)" for words, page in named) or "chance"
+
+
+def _condition(threat: Threat) -> str:
+    return f", **{threat.condition}**" if threat.condition else ""
 
 
 def _at(threat: Threat) -> str:

@@ -71,6 +71,7 @@ def test_every_mitigated_threat_has_a_positive_control() -> None:
         (ROW.replace("control = true", 'control = "yes"'), "threat.0.control"),
         (ROW.replace('["securefda/protocol/session_checks.py"]', "[]"), "T01"),
         (ROW.replace('"mitigated"', '"planned"'), "T01"),
+        (ROW.replace('"mitigated"', '"planned"').replace("= true", "= false") + 'condition = "noise"\n', "T01"),
         (ROW + ROW, "threat"),
         (ROW.replace("T01", "T02") + ROW, "threat"),
         ("threats = 1\n" + ROW, "threats"),
@@ -88,6 +89,7 @@ def test_every_mitigated_threat_has_a_positive_control() -> None:
         "no truth value",
         "mitigated by nothing",
         "control of nothing",
+        "condition of nothing",
         "an id twice",
         "ids that fall",
         "unknown table",
@@ -158,6 +160,15 @@ def test_a_page_links_the_threats_decisions_and_pages_it_names(tree: Path) -> No
     assert links["decision 0001"] == "../decisions/0001-why.md"
     assert links["docs/explanation/limits.md"] == "../../docs/explanation/limits.md"
     assert not {"T01", "T99"} & set(links)
+
+
+def test_a_condition_is_named_in_the_list_and_on_the_page(tree: Path) -> None:
+    rows = tree / "threat_model/threats.toml"
+    rows.write_text(rows.read_text() + 'condition = "only with noise"\n')
+    assert generate.main([], tree) == 0
+    listed, page = ((tree / f"threat_model/threats/{name}.md").read_text() for name in ("README", "T02"))
+    assert "[T02: a threat](T02.md), **only with noise** |" in listed
+    assert "[mitigated](../README.md#the-register), **only with noise**\n" in page
 
 
 def test_a_page_of_a_threat_that_is_gone_is_found_and_removed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
