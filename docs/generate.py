@@ -266,7 +266,7 @@ def _parameter(item: Any) -> tuple[str, str, str, str]:
 _LOOK_AT = {
     ExitCode.OK: "",
     ExitCode.FAILED: "the line; if it names your task, the task's code",
-    ExitCode.CONNECTION: "the address, the firewall, whether the other process runs; a named check",
+    ExitCode.CONNECTION: "`error_code`, as below; the address, the firewall, whether the other process runs",
     ExitCode.CONFIG: "the named key or file",
     ExitCode.POLICY: "the named key; `securefda policy check`",
     ExitCode.BUDGET: "[Train with noise](../how-to/train-with-noise.md#when-the-ledger-stops-training)",
@@ -307,6 +307,11 @@ def exit_codes() -> str:
         "Every command and every process ends with one of these codes. "
         "[When something fails](../how-to/when-something-fails.md) goes from a line on the console to what to do.",
         table(("code", "name", "meaning", "look at", "start the process again"), codes),
+        """\
+**Code 2 does not say whether the line or the peer is at fault.** Start the process with `--format json` to tell them
+apart by the `error_code` of its last line. `ConnectionFailed`, `Unreachable` and `HungUp` are about the line; for
+`AuthenticationError` and every code of a check that failed, alert a person, also if the process is started again.
+A source checks the peer at each start, before anything of its rows leaves.""",
         "## Error codes",
         """\
 With `--format json` the envelope of an error carries `error_code`. An error has one message and, where you can do
