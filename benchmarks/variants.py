@@ -154,11 +154,15 @@ def domain_study(
     cells: Callable[[int], Iterable[VariantCell]],
     rows_of: Callable[[Mapping[str, Mapping[str, Any]]], Rows],
     tables: Callable[[Rows], dict[str, str]],
+    folders: Mapping[str, str] = dict.fromkeys(DOMAINS, "."),
 ) -> Rows:
-    """Measure a study of domains where asked to, print its tables, and give its rows."""
+    """Measure a study of domains where asked to, print its tables, and give its rows.
+
+    ``folders``: study -> where its files are, below the folder of data; studies that read none are left out.
+    """
     if given.measure:
-        data = [f"task.data-dir={given.data_dir.absolute()}"]
-        known = measured(given, run_cell, cells(given.seeds), defaultdict(list, dict.fromkeys(DOMAINS, data)))
+        data = {study: [f"task.data-dir={(given.data_dir / folder).absolute()}"] for study, folder in folders.items()}
+        known = measured(given, run_cell, cells(given.seeds), defaultdict(list, data))
         given.figures.write_text(as_text(rows_of(known), this_machine()))
     rows: Rows = json.loads(given.figures.read_text())["rows"]
     print(shown(tables(rows)))
