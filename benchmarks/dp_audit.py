@@ -68,6 +68,9 @@ class DigitsWithBlanks(Digits):
     def row_losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return super().row_losses(outputs, labels.clamp(min=0)) * (labels != BLANK)
 
+    def metrics(self, outputs: Tensor, labels: Tensor) -> dict[str, float]:
+        return super().metrics(outputs, labels.clamp(min=0))
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -1,0 +1,17 @@
+"""The canary audit: no honest run is above its ledger, and controls and the fault are found."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from benchmark_studies import imported_study
+
+
+def test_no_honest_run_is_above_its_ledger_and_the_fault_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dp_audit.py", "--check", "--seed", "1", "--threads", "1"])
+    with imported_study("dp_audit") as study:
+        study.main()
+    assert "(!)" not in capsys.readouterr().out
