@@ -268,7 +268,7 @@ class Federation:
                 RunFolder(folder).write(ASKED_FILE, asked.encode())
             modules = folders_of({config.task.factory.partition(":")[0]})
             if self._task is not None and self._lives_here and not simulated:
-                factory, modules, said = write_task(self._task, folder / TASK_FOLDER, self.target)
+                factory, modules, said = write_task(self._task, folder / TASK_FOLDER, self.target, self.sources)
                 say(said)
                 place = folder / TASK_FOLDER if config.task.data_dir is None else config.task.data_dir
                 task = config.task.model_copy(update={"factory": factory, "data_dir": place})

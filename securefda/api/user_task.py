@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -43,8 +44,8 @@ def factory_of(task: type[Task]) -> str:
     return f"{IN_MEMORY}:{task.__name__}"
 
 
-def write_task(task: type[Task], folder: Path, target: str) -> tuple[str, list[Path], str]:
-    """Write a class that only this process has, with its rows, for processes that start later.
+def write_task(task: type[Task], folder: Path, target: str, sources: Sequence[str]) -> tuple[str, list[Path], str]:
+    """Write a class that only this process has, with the rows of these sites, for processes that start later.
 
     Returns:
         ``module:Class``, the folders from which it can be imported, and one line that says what was written.
@@ -60,7 +61,7 @@ def write_task(task: type[Task], folder: Path, target: str) -> tuple[str, list[P
     replace_file(file, text.encode())
     said = f"the processes of the run import {name} from {file}"
     if issubclass(task, GivenTask):
-        for path, rows in _files(task, folder, target).items():
+        for path, rows in _files(task, folder, target, sources).items():
             replace_file(path, rows, mode=_ROWS_MODE)
         said += ", and read the rows of their sites beside it"
     return f"{module}:{name}", [folder, *folders_of(modules)], said
@@ -84,7 +85,7 @@ def digest_of(factory: str, task: type[Task] | None) -> str:
     except (ConfigError, OSError):
         return ""
     if issubclass(task, GivenTask):
-        for path, rows in _files(task, Path(), _ANY).items():
+        for path, rows in _files(task, Path(), _ANY, tuple(task.rows or ())).items():
             digest.update(json.dumps([str(path), len(rows)]).encode() + rows)
     return digest.hexdigest()
 
@@ -124,7 +125,8 @@ def _source_of(task: type[Task]) -> tuple[str, str, set[str]]:
     return sources.text(_HEADING, "\n".join(lines)), task.__name__, sources.modules
 
 
-def _files(task: type[GivenTask], folder: Path, target: str) -> dict[Path, bytes]:
-    """Return the files of a task's rows, with what they hold."""
-    files = {rows_path(folder, site, "train"): rows_bytes(rows) for site, rows in (task.rows or {}).items()}
+def _files(task: type[GivenTask], folder: Path, target: str, sources: Sequence[str]) -> dict[Path, bytes]:
+    """Return the files of these sites' rows, with what they hold; other sites of the data stay in memory."""
+    rows = {site: rows for site, rows in (task.rows or {}).items() if site in (target, *sources)}
+    files = {rows_path(folder, site, "train"): rows_bytes(own) for site, own in rows.items()}
     return files | ({rows_path(folder, target, "test"): rows_bytes(task.test)} if task.test else {})

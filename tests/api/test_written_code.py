@@ -154,7 +154,7 @@ def test_what_an_interactive_session_defines_has_no_source() -> None:
 
 def loaded(task: type[Task], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
     """The task as a process of the run has it."""
-    factory, folders, _ = write_task(task, folder, "clinic")
+    factory, folders, _ = write_task(task, folder, "clinic", SOURCES)
     monkeypatch.setattr(sys, "path", [*sys.path, *map(str, folders)])
     importlib.invalidate_caches()
     return load_task(factory, securefda.TaskSettings(target="clinic", sources=SOURCES, data_dir=folder))
@@ -174,6 +174,17 @@ def test_a_process_reads_the_rows_that_were_given(form: Any, tmp_path: Path, mon
     assert there.test_data("a") is None
     assert (tmp_path / "a.train.safetensors").stat().st_mode & 0o777 == 0o600
     assert {file.suffix for file in tmp_path.iterdir()} <= {".py", ".safetensors", ""}
+
+
+def test_rows_of_other_sites_of_the_data_are_not_written(tmp_path: Path) -> None:
+    net = notebook("from torch import nn\ndef net(): return nn.Linear(2, 2)\n")["net"]
+    task = securefda.task_from(net, data() | {"elsewhere": rows(), "../up": rows()}, rows())
+    write_task(task, tmp_path / "task", "clinic", ("a",))
+    assert {file.name for file in tmp_path.rglob("*.safetensors")} == {
+        "clinic.train.safetensors",
+        "clinic.test.safetensors",
+        "a.train.safetensors",
+    }
 
 
 def test_names_columns_and_loss_reach_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +210,6 @@ def test_names_columns_and_loss_reach_the_process(tmp_path: Path, monkeypatch: p
 def test_a_module_as_it_is_cannot_be_written(tmp_path: Path) -> None:
     task = securefda.task_from(linear(), data(), rows())
     with pytest.raises(securefda.ConfigError, match="model: is a module as it is") as caught:
-        write_task(task, tmp_path, "clinic")
+        write_task(task, tmp_path, "clinic", SOURCES)
     assert "def make_model()" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
