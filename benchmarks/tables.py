@@ -4,7 +4,7 @@
 
 It draws the overview's chart as well. The pages are those of ``docs/explanation`` and its folders. A table stands
 between ``<!-- table: FILE/NAME -->`` and ``<!-- end -->``; FILE is the figures' file in this folder without ``.json``,
-NAME one of the tables made of it. Every table that is made stands on one page, once.
+NAME one of the tables made of it. Every table that is made is on exactly one page.
 """
 
 from __future__ import annotations

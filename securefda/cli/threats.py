@@ -22,7 +22,7 @@ _KINDS: tuple[Kind, ...] = ("adversary", "control")
 _LEGEND = """\
 adversary: an attack that has to fail; `passed` says that it did.
 control: the same attack with the mitigation switched off, which has to succeed.
-planned: not mitigated yet. What each row stands on: threat_model/threats/README.md"""
+planned: not mitigated yet. Code and tests of each row: threat_model/threats/README.md"""
 
 
 def threats(
