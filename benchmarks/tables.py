@@ -20,7 +20,6 @@ from statistics import median
 from typing import Any
 
 import adaptation
-import adaptation_criteria
 import adapted_members
 import attacks
 import demo
@@ -84,7 +83,6 @@ def all_tables(folder: Path) -> dict[str, str]:
         "soak": soak.tables(figures("soak")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "adaptation": adaptation.tables(figures("adaptation")["rows"]),
-        "adaptation_criteria": adaptation_criteria.tables(figures("adaptation_criteria")["rows"]),
         "adapted_members": adapted_members.tables(figures("adapted_members")["rows"]),
         "one_round": one_round.tables(figures("one_round")["rows"]),
         "fine_tuning": fine_tuning.tables(figures("fine_tuning")["means"]),
