@@ -1,6 +1,6 @@
 """The paper's tables on the whole of MNIST and Fashion-MNIST: by the authors' schedule, or one chosen for each rule.
 
-    python benchmarks/full_data.py --measure --data-dir DIR --cache FOLDER [--only STUDY ...]    run what FOLDER lacks
+    python benchmarks/full_data.py --measure --data-dir DIR --cache FOLDER [--only STUDY ...] [--rules RULE ...]
     python benchmarks/full_data.py [--check]    from full_data.json: print the tables
 
 Every run is a simulated federation at ``sum`` (`full_data_runs.py` has the grid). Noisy Fashion-MNIST has the authors'
@@ -14,6 +14,7 @@ run stay as they were. ``--check`` ends with 1 where a requirement of `BARS` doe
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -290,18 +291,19 @@ def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure(studies: Sequence[str], data_dir: Path, cache: Cache, figures: Path) -> None:
+def measure(asked: argparse.Namespace) -> None:
     """Run what the cache lacks: for each study the search, then all seeds. Write the figures after each run."""
+    cache = Cache(asked.cache, "full_data")
 
     def write() -> None:
-        found = merged(json.loads(figures.read_text())["rows"], rows_of(cache.read()), ("study", "rule"))
-        figures.write_text(as_text(found, this_machine()))
+        found = merged(json.loads(asked.figures.read_text())["rows"], rows_of(cache.read()), ("study", "rule"))
+        asked.figures.write_text(as_text(found, this_machine()))
 
-    for name in studies:
-        run_missing(searched_cells(name), data_dir, cache, write)
+    for name in asked.only:
+        run_missing(searched_cells(name), asked, cache, write)
         factors = {rule: chosen(name, rule, cache.read()) for rule in STUDIES[name].rules}
         known = {rule: factor for rule, factor in factors.items() if factor is not None}
-        run_missing(measured_cells(name, known), data_dir, cache, write)
+        run_missing(measured_cells(name, known), asked, cache, write)
     write()
 
 
@@ -309,7 +311,7 @@ def main() -> int:
     """Measure if asked to, then print the tables."""
     asked = command_line(__doc__.splitlines()[0], FIGURES, STUDIES)
     if asked.measure:
-        measure(asked.only, asked.data_dir, Cache(asked.cache, "full_data"), asked.figures)
+        measure(asked)
     rows = json.loads(asked.figures.read_text())["rows"]
     print(shown(tables(rows)))
     wrong = misses(rows)

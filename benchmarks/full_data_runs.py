@@ -222,16 +222,20 @@ class AnyCell(Protocol):
     def key(self) -> str:
         """Its name in the cache."""
 
+    @property
+    def rule(self) -> str:
+        """As tables call it."""
+
     def run(self, data_dir: Path) -> Figures:
         """Run it in this process."""
 
 
-def run_missing(cells: Iterable[AnyCell], data_dir: Path, cache: Cache, write: Callable[[], None]) -> None:
-    """Run the cells that the cache lacks, one after the other; keep what each gave and write the figures."""
+def run_missing(cells: Iterable[AnyCell], asked: argparse.Namespace, cache: Cache, write: Callable[[], None]) -> None:
+    """Run the cells of the rules asked for that the cache lacks; keep what each gave and write the figures."""
     use_one_thread()
     for cell in cells:
-        if cell.key not in cache.read():
-            found = cell.run(data_dir)
+        if cell.key not in cache.read() and (asked.rules is None or cell.rule in asked.rules):
+            found = cell.run(asked.data_dir)
             cache.add(cell, found)
             write()
             print(f"{cell.key}: {found.accuracy:.2f}, {found.cpu_s:.0f} s", flush=True)
@@ -250,6 +254,7 @@ def command_line(title: str, figures: Path, parts: Iterable[str]) -> argparse.Na
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts), metavar="NAME")
+    parser.add_argument("--rules", nargs="+", metavar="RULE", help="run these alone; all by default")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--figures", type=Path, default=figures)
     asked = parser.parse_args()

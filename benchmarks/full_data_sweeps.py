@@ -110,6 +110,11 @@ class SweepCell:
         """Its name in the cache."""
         return f"{self.sweep} {self.column}: {self.like.key}"
 
+    @property
+    def rule(self) -> str:
+        """As tables call it."""
+        return self.like.rule
+
     def run(self, data_dir: Path) -> Figures:
         """Run it in this process."""
         return self.like.run(data_dir, SWEEPS[self.sweep].columns[self.column])
@@ -225,7 +230,7 @@ def main() -> int:
             found = merged(json.loads(asked.figures.read_text())["rows"], rows_of(cache.read(), everything), ROW)
             asked.figures.write_text(as_text(found, this_machine()))
 
-        run_missing((cell for cell in everything if cell.sweep in asked.only), asked.data_dir, cache, write)
+        run_missing((cell for cell in everything if cell.sweep in asked.only), asked, cache, write)
         write()
     rows = json.loads(asked.figures.read_text())["rows"]
     print(shown(tables(rows, of_study)))

@@ -6,7 +6,8 @@
 Studies, each of ten seeds, which choose the target's rows with labels; the other rows of the target measure:
 
 - ``gain``: the columns of one_round.py, and what labels at the target and the sources add, with an interval.
-- ``trained``: whole simulated runs on eICU of rules that train, and of ``analytic`` with norm caps; three seeds.
+- ``trained`` on eICU, ``trained_survival`` on TCGA-BRCA: whole simulated runs of rules that train, and of ``analytic``
+  with norm caps; three seeds.
 - ``hospitals``: the 60 hospitals of eICU with most stays as the sources, and as the target a region in which none of
   them lies; one seed is a whole run, in a session with neighbours.
 - ``forms``: what the head may fit for survival, by the concordance at each source in turn, fitted to the others.
@@ -24,6 +25,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -218,19 +220,19 @@ def simulated(name: str, data: Data, settings: Iterable[str], seed: int, folder:
     return 100 * fmean(line["metrics"][data.metric] for line in finished[-REPORTED_ROUNDS:])
 
 
-def trained(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each rule on eICU."""
-    data = DATA[EICU]
+def trained(name: str, study: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for each rule on the data of that name."""
+    data = DATA[name]
     for rule in TRAINED:
         settings = (*([] if rule == "analytic" else ROUNDS), *RULES[rule].settings_for(SCHEDULE))
         means = []
         for seed in SEEDS_OF_RUNS:
             runs = [
-                simulated("eicu", data, (*settings, *_sites(data, target)), seed, folder / data.folder)
-                for target in data.sites
+                simulated(FILES[name], data, (*settings, *_sites(data, target)), seed, folder / data.folder)
+                for target in data.targets or data.sites
             ]
             means.append(fmean(runs))
-        yield {"study": "trained", "rule": rule, "seeds": len(means), "mean": fmean(means), "deviation": stdev(means)}
+        yield {"study": study, "rule": rule, "seeds": len(means), "mean": fmean(means), "deviation": stdev(means)}
         print(rule, means, flush=True)
 
 
@@ -360,7 +362,8 @@ def _pairs(times: Matrix, events: Matrix) -> int:
 
 STUDIES: Mapping[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
     "gain": gain,
-    "trained": trained,
+    "trained": partial(trained, EICU, "trained"),
+    "trained_survival": partial(trained, TCGA, "trained_survival"),
     "hospitals": hospitals,
     "forms": forms,
 }
@@ -390,7 +393,11 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
             tcga, ("target alone", "Cox, target alone", "no labels", "labels", "Cox, rows pooled")
         ),
     }
-    found["trained"] = _markdown(("rule", "AUROC"), [[f"`{row['rule']}`", _cell(row)] for row in of["trained"]])
+    survival = {row["rule"]: row for row in of["trained_survival"]}
+    found["trained"] = _markdown(
+        ("rule", "eICU, AUROC", "TCGA-BRCA, concordance"),
+        [[f"`{row['rule']}`", _cell(row), _cell(survival[row["rule"]])] for row in of["trained"]],
+    )
     regions = {row["target"]: row["columns"] for row in eicu}
     found["hospitals"] = _markdown(
         ("target", "stays", "target alone", "60 hospitals", "the other regions", "first seed, added", "whole run"),
