@@ -273,6 +273,7 @@ _LOOK_AT = {
     ExitCode.QUORUM: "the consoles of the sources that are missing",
     ExitCode.AUDIT: "[Respond to a finding](../how-to/respond-to-a-finding.md)",
     ExitCode.CERTIFICATE: "[Certificates](../how-to/certificates.md)",
+    ExitCode.VERSION: "[Upgrade](../how-to/upgrade.md); the line names both builds",
     ExitCode.INTERRUPTED: "",
     ExitCode.TERMINATED: "",
 }

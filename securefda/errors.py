@@ -48,6 +48,9 @@ class ExitCode(IntEnum):
     CERTIFICATE = 14
     """A certificate is expired, not yet valid, of another federation, or has the wrong name."""
 
+    VERSION = 15
+    """A peer runs another build of securefda, which does not speak with this one."""
+
     INTERRUPTED = 130
     """Interrupted by Ctrl-C."""
 
@@ -145,6 +148,21 @@ class CertificateError(SecureFdaError):
     """A certificate is expired, not yet valid, of another federation, or carries the wrong name."""
 
     exit_code = ExitCode.CERTIFICATE
+
+
+class OtherBuild(SecureFdaError):
+    """Two sites run builds that do not speak with each other, which accuses no site; nothing is signed about it."""
+
+    exit_code = ExitCode.VERSION
+
+    def __init__(self, message: str) -> None:
+        hint = "install one release at all sites, then start again (docs/how-to/upgrade.md); this accuses no site"
+        super().__init__(message, hint=hint)
+
+    @classmethod
+    def between(cls, they: str, theirs: str, we: str, ours: str) -> OtherBuild:
+        """Return the error in which each side is named with its build."""
+        return cls(f"{they} runs {theirs}, {we} {ours}")
 
 
 class RunEnded(SecureFdaError):

@@ -283,6 +283,5 @@ def source_site(
         store=store,
         witness=witness_at(logs, index, roster, store),
         random_bytes=os.urandom,
-        software_version="1",
         rounding_key=lambda _run, number: Secret(sha256(f"{index} {number}".encode()).digest()),
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from securefda import __version__
 from securefda.aggregator.headers import Planner, SessionPlan
 from securefda.aggregator.rounds import CurrentRound
 from securefda.aggregator.site import TargetSite
@@ -13,6 +14,7 @@ from securefda.audit.witness import MOST_SHOWN, CheckpointError
 from securefda.errors import (
     ConfigError,
     FaultySourceError,
+    OtherBuild,
     ProtocolError,
     QuorumLost,
     RunEnded,
@@ -57,17 +59,19 @@ class Attendance:
 
     Sources in ``present`` have joined and not left. For those in ``returning``, a new process has connected and not
     joined yet. ``refused`` has the key for which a source left the run, a key of its policy or one of ``OWN_TROUBLE``,
-    until the source joins again.
+    and ``other_builds`` a line about one that runs a build that this one does not speak with, until the source joins
+    again.
     """
 
-    def __init__(self, site: TargetSite, software_version: str, reporter: Reporter) -> None:
-        self._site, self._version, self._reporter = site, software_version, reporter
+    def __init__(self, site: TargetSite, reporter: Reporter) -> None:
+        self._site, self._reporter = site, reporter
         self._joined: dict[int, Join] = {}
         self._why: dict[int, str] = {}
         self._consent: dict[int, str] = {}
         self.present: set[int] = set()
         self.returning: set[int] = set()
         self.refused: dict[int, str] = {}
+        self.other_builds: dict[int, str] = {}
 
     @property
     def connected(self) -> set[int]:
@@ -103,12 +107,13 @@ class Attendance:
         self.present.add(index)
         self._joined[index] = body
         self.refused.pop(index, None)
+        self.other_builds.pop(index, None)
         self._consent.pop(index, None)
         self._why.pop(index, None)
         name = self._site.name(index)
         self._reporter.note(Note(f"{name} joined ({len(self.present)} of {len(self._site.sources)})", peer=name))
-        if body.software_version != self._version:
-            version = f"{name} runs securefda {body.software_version}, the aggregator {self._version}"
+        if body.build.software_version != __version__:
+            version = f"{name} runs {body.build}, the aggregator securefda {__version__}"
             self._reporter.note(Note(version, peer=name))
 
     def visibility(self, index: int) -> Visibility:
@@ -135,6 +140,27 @@ class Attendance:
         self.refused[index] = key
         name = self._site.name(index)
         self._reporter.note(Note(f"{name} takes no part: its policy refuses {key}", "warning", name))
+
+    def note_other_build(self, index: int, theirs: str, ours: str) -> None:
+        """Note that a source runs another build. It is accused of nothing, and may join again with one like this."""
+        self.present.discard(index)
+        self.returning.discard(index)
+        name = self._site.name(index)
+        error = OtherBuild.between(name, theirs, "the aggregator", ours)
+        self.other_builds[index] = str(error)
+        self.note_trouble(index, str(error))
+        self._reporter.note(Note(f"{error}; it takes no part", "warning", name))
+
+    @property
+    def out(self) -> set[int]:
+        """Sources that take no part in the run unless they join again."""
+        return self.refused.keys() | self.other_builds.keys()
+
+    def why_out(self) -> SecureFdaError | None:
+        """The error of a run that cannot do without sources of another build, or whose policies refuse it, if any."""
+        if self.other_builds:
+            return OtherBuild("; ".join(line for _, line in sorted(self.other_builds.items())))
+        return run_refused(self.forbidden) if self.forbidden else None
 
     @property
     def forbidden(self) -> dict[str, str]:
@@ -292,7 +318,7 @@ class Candidates:
 
         Those are out, too, for whose missing nonces an attempt at the round ended.
         """
-        out = self.cosigners.faulty | current.refused.keys() | current.silent | self.attendance.refused.keys()
+        out = self.cosigners.faulty | current.refused.keys() | current.silent | self.attendance.out
         return frozenset(index for index in self.site.sources - out if self.site.admits(index))
 
     def ready(self, current: CurrentRound) -> frozenset[int]:

@@ -38,7 +38,7 @@ from securefda.site.kit import Kit, load_kit, use_kit
 from securefda.site.training_secret import secret_of_site
 from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.event_loop import in_thread, run_interruptibly
-from securefda.transport.event_queue import Event, Joined, Left, Misbehaved, Received
+from securefda.transport.event_queue import Event, Incompatible, Joined, Left, Misbehaved, Received
 from securefda.transport.limits import UNREAD_MESSAGES, ConnectionLimits
 from securefda.transport.observer import TrafficMeter
 
@@ -229,13 +229,19 @@ class RunDriver:
                 # The process that the run spoke with is gone; the new one joins before anything is sent to it.
                 self._joined.discard(index)
                 return self._gone(index, "a new process of it has connected", self._run.replaced)
-            case Misbehaved(index=index, check=check, detail=detail):
-                name = "an unknown peer" if index is None else self._roster.by_index(index).site_id
-                alarm = f"alarm: {name} fails check {check}: {detail}"
-                self._reporter.note(Note(alarm, "error", peer="" if index is None else name, alarm=check))
-                if index is not None:
-                    return partial(self._run.misbehaved, index, check, detail)
+            case Misbehaved() | Incompatible():
+                return self._refused(event)
         return list
+
+    def _refused(self, event: Misbehaved | Incompatible) -> Reaction:
+        """What the transport refused: a misbehaviour is an alarm, another build accuses nobody."""
+        if isinstance(event, Incompatible):
+            return partial(self._run.incompatible, event.index, event.theirs, event.ours)
+        index, check, detail = event.index, event.check, event.detail
+        name = "an unknown peer" if index is None else self._roster.by_index(index).site_id
+        alarm = f"alarm: {name} fails check {check}: {detail}"
+        self._reporter.note(Note(alarm, "error", peer="" if index is None else name, alarm=check))
+        return list if index is None else partial(self._run.misbehaved, index, check, detail)
 
     def _gone(self, index: int, why: str, report: Callable[[int, str], list[Send]]) -> Reaction:
         name = self._roster.by_index(index).site_id

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from securefda import __version__
 from securefda.aggregator.attempt import NOTHING, Attempt
 from securefda.aggregator.attendance import (
     OF_CONSENT,
@@ -25,7 +24,6 @@ from securefda.aggregator.attendance import (
     CosignerTracker,
     goodbye,
     reason_for_sources,
-    run_refused,
     with_hint,
 )
 from securefda.aggregator.headers import Planner, schedule_of
@@ -133,7 +131,7 @@ class AggregatorRun:
         position = store.position(settings.config_digest)
         new_id = draw(site.random_bytes, RUN_ID_BYTES) if run_id is None else run_id
         self._run_id = new_id if position is None else position.run_id
-        self._attendance = Attendance(site, __version__, reporter)
+        self._attendance = Attendance(site, reporter)
         self._cosigners = CosignerTracker(site)
         planner = Planner({index: site.name(index) for index in site.sources}, settings)
         self._candidates = Candidates(site, self._attendance, self._cosigners, planner)
@@ -242,6 +240,11 @@ class AggregatorRun:
         """The transport dropped a source's message; keep the reason in case the source is missing later."""
         self._attendance.note_trouble(index, f"fails check {check}: {detail}")
         return []
+
+    def incompatible(self, index: int, theirs: str, ours: str) -> list[Send]:
+        """A source joins with a build that must not speak with this one. If the others are too few, the run ends."""
+        self._attendance.note_other_build(index, theirs, ours)
+        return self._go_on_without(index)
 
     def returned(self, index: int) -> list[Send]:
         """A source that had left is back as the same process; it takes part again from the next header."""
@@ -472,8 +475,8 @@ class AggregatorRun:
     def _end_without_plan(self, current: CurrentRound, ready: frozenset[int], error: ConfigError) -> Ending:
         """The end of a run in which the sources that are ready cannot make an attempt; ``error`` says why not."""
         attendance, candidates = self._attendance, self._candidates
-        if attendance.forbidden and not candidates.enough_left(current):
-            return self._failed(run_refused(attendance.forbidden))
+        if (out := attendance.why_out()) is not None and not candidates.enough_left(current):
+            return self._failed(out)
         if ready == self._site.sources:
             return self._failed(error, of_policies=True)
         for index in attendance.present - self._cosigners.cosigned:
@@ -584,9 +587,9 @@ class AggregatorRun:
         refused = {self._site.name(index): key for index, key in sorted(current.refused.items())}
         losses = (*self._progress.losses, without_frames(with_hint(error, refused)))
         self._progress = replace(self._progress, losses=losses)
-        too_few_are_left = bool(self._attendance.refused) and not self._candidates.enough_left(current)
-        if too_few_are_left and self._attendance.forbidden:
-            return self._failed(run_refused(self._attendance.forbidden))
+        too_few_are_left = bool(self._attendance.out) and not self._candidates.enough_left(current)
+        if too_few_are_left and (out := self._attendance.why_out()) is not None:
+            return self._failed(out)
         if len(losses) >= MOST_LOST_IN_A_ROW or too_few_are_left:
             return self._failed(losses[-1])
         return BetweenRounds(self._site.clock())
@@ -673,13 +676,16 @@ class AggregatorRun:
             self._attendance.awaits_consent(index, key)
         else:
             self._attendance.refuses_the_run(index, key)
+        return self._go_on_without(index)
+
+    def _go_on_without(self, index: int) -> list[Send]:
         match self._phase:
             case InAttempt(attempt=attempt):
                 return attempt.lose(index, "it takes no part any more") + self._advance()
             case AskingCosigners() | CatchingUp() | AwaitingCosignatures() | Gathering() as phase:
-                current = phase.current
-                if not self._candidates.enough_left(current):
-                    return self._advance((self._failed(run_refused(self._attendance.forbidden)), []))
+                out = self._attendance.why_out()
+                if out is not None and not self._candidates.enough_left(phase.current):
+                    return self._advance((self._failed(out), []))
         return self._advance()
 
     def _receive_checkpoint(self, message: Signed[Body]) -> list[Send]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
+from securefda.protocol.build import Build
 from securefda.protocol.envelope import DIGEST_BYTES, RUN_ID_BYTES, expect, expect_bytes, expect_finite
 from securefda.rules.strategy import Rule
 
@@ -210,6 +211,8 @@ class Header:
 
     ``graph`` makes the masking session one of SFDA-SA/2, in which sources mask and share only with their neighbours.
     Without it the session is one of SFDA-SA/1, in which all are neighbours.
+
+    ``build`` is the aggregator's build of securefda.
     """
 
     run_id: bytes
@@ -241,6 +244,7 @@ class Header:
     gap_gradient_digest: bytes = b""
     features: FeatureTerms | None = None
     graph: GraphTerms | None = None
+    build: Build = field(default_factory=Build.own)
 
     def __post_init__(self) -> None:
         expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")

@@ -19,6 +19,7 @@ import re
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from securefda.protocol.build import Build
 from securefda.protocol.envelope import (
     DIGEST_BYTES,
     MAX_BOX_BYTES,
@@ -74,6 +75,7 @@ __all__ = [  # from `envelope` and `header`; what is defined below is public as 
     "SUITE",
     "AttentionTerms",
     "BodyT",
+    "Build",
     "DownLink",
     "Envelope",
     "FeatureTerms",
@@ -106,15 +108,13 @@ class Join:
     """
 
     architecture_digest: bytes
-    software_version: str
     visibility: Visibility
     metrics: bool
     known: int = 0
+    build: Build = field(default_factory=Build.own)
 
     def __post_init__(self) -> None:
         expect_bytes(self.architecture_digest, DIGEST_BYTES, "architecture_digest")
-        expect(len(self.software_version) <= 64, "software_version has at most 64 characters")
-        expect(self.software_version.isprintable(), "software_version must be printable")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,6 @@ class RunMessages:
         self._missed, self._receipt_due, self._schedule_due = None, True, True
         body = Join(
             joining_digest(site.trainer.layers, site.trainer.frozen_digest),
-            site.software_version,
             site.policy.visibility,
             metrics=not site.with_noise,
             known=site.witness.known_of(site.roster.target.index),

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from securefda import __version__
 from securefda.audit.journal import logs_folder
 from securefda.audit.witness import Witness
 from securefda.bootstrap import Member, run_info, task_of, trainer_at, training_rows, witness_of
@@ -70,7 +69,6 @@ class SourceSite:
     store: SourceStore
     witness: Witness
     random_bytes: RandomBytes
-    software_version: str
     rounding_key: Callable[[str, int], Secret] | None = None
     with_noise: bool = False
     unix_time: Callable[[], float] = time.time
@@ -203,7 +201,6 @@ def source_site(
         store=store,
         witness=witness,
         random_bytes=os.urandom,
-        software_version=__version__,
         notes=(*notes, *filter(None, [task.scaling_caution(data)])),
         trains_on=trainer.trains_on,
         keep_model=keep_model,

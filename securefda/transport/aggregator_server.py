@@ -15,18 +15,18 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from securefda.errors import ConfigError, ConnectionFailed, SecureFdaError
+from securefda.errors import ConfigError, ConnectionFailed, OtherBuild, SecureFdaError
 from securefda.protocol.down_link import down_link_of, packed_length
 from securefda.protocol.messages import Body, Parcel, Signed
 from securefda.transport.connection_guard import ConnectionGuard
 from securefda.transport.delivery import INSTANCE_BYTES, Ended, Link, Pace, content_of, pump
-from securefda.transport.event_queue import Event, Joined, Misbehaved, Received
+from securefda.transport.event_queue import Event, Incompatible, Joined, Misbehaved, Received
 from securefda.transport.limits import GRPC_PREFIX_BYTES, ConnectionLimits, TransportSettings, server_options
 from securefda.transport.observer import Direction, MessageObserver, ignore, wire_size
 from securefda.transport.peer import Site, SiteTable, Traffic
 from securefda.transport.tls import Credentials, pin_of_pem, server_credentials, split_address
 from securefda.transport.vector_transfer import PartialUpload, Refused, chunks, digests_beside
-from securefda.transport.wire import WireError, refuse_unknown_fields, signed_from_proto
+from securefda.transport.wire import WireError, other_build, refuse_unknown_fields, signed_from_proto
 from securefda.v1 import federation_pb2 as pb
 from securefda.v1.federation_pb2_grpc import FederationServiceServicer, add_FederationServiceServicer_to_server
 from securefda.v1.messages_pb2 import SignedMessage
@@ -168,6 +168,10 @@ class FederationServicer(FederationServiceServicer):
         self._table.events.put(Received(site.index, parcel))
 
     def _message_of(self, site: Site, proto: SignedMessage) -> Signed[Body]:
+        if (builds := other_build(proto)) is not None:
+            self._table.events.put(Incompatible(site.index, *builds))
+            refusal = OtherBuild.between("this site", builds[0], "the aggregator", builds[1])
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
         message = signed_from_proto(proto)
         if message.sender != site.index:
             raise Refused(

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from securefda.errors import AuthenticationError, ConnectionFailed, FaultyAggregatorError
+from securefda.errors import AuthenticationError, ConnectionFailed, FaultyAggregatorError, OtherBuild
 from securefda.protocol.down_link import down_link_of
 from securefda.protocol.messages import Body, Parcel, Signed, vector_digests
 from securefda.transport.delivery import INSTANCE_BYTES, Link, pump
@@ -36,7 +36,7 @@ from securefda.transport.observer import Direction, MessageObserver, ignore, wir
 from securefda.transport.peer import Traffic
 from securefda.transport.tls import Credentials, Unreachable
 from securefda.transport.vector_transfer import Assembly, Vector, byte_view, chunks, digests_beside
-from securefda.transport.wire import WireError, refuse_unknown_fields, signed_from_proto, signed_to_proto
+from securefda.transport.wire import WireError, other_build, refuse_unknown_fields, signed_from_proto, signed_to_proto
 from securefda.v1 import federation_pb2 as pb
 
 
@@ -427,6 +427,8 @@ class SourceChannel:
         return f"the aggregator's control stream ended: {ended.why}"
 
     async def _accept(self, delivery: pb.Delivery) -> None:
+        if (builds := other_build(delivery.message)) is not None:
+            raise OtherBuild.between("the aggregator", builds[0], "this site", builds[1])
         message = signed_from_proto(delivery.message)
         if message.sender != self._endpoint.index:
             raise FaultyAggregatorError("SENDER", f"a message of site {message.sender} without its envelope")

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from securefda.errors import AuthenticationError, ConfigError, ConnectionFailed, ProtocolError, SecureFdaError
+from securefda.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConnectionFailed,
+    OtherBuild,
+    ProtocolError,
+    SecureFdaError,
+)
 from securefda.protocol.messages import RUN_ID_BYTES
 from securefda.site.route import HttpProxy
 from securefda.transport.delivery import INSTANCE_BYTES, Link, Pace, content_of
@@ -115,7 +122,11 @@ def translated(error: grpc.aio.AioRpcError) -> SecureFdaError:
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             hint = "use the same value at every site"
             meaning = ConfigError("transport.max-message-bytes", detail, hint=hint)
-        case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE | grpc.StatusCode.UNIMPLEMENTED:
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            meaning = OtherBuild(detail)
+        case grpc.StatusCode.UNIMPLEMENTED:  # a release that changes the frames renames the service
+            meaning = OtherBuild(f"the aggregator runs a securefda without the service of {pb.DESCRIPTOR.package}")
+        case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE:
             meaning = ProtocolError("WIRE", f"the aggregator refuses a message of this site: {detail}")
         case _:
             meaning = HungUp(f"the connection broke: {detail}")

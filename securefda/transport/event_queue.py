@@ -53,20 +53,29 @@ class Misbehaved:
     detail: str
 
 
-Event = Joined | Left | Received | Misbehaved
+@dataclass(frozen=True, slots=True)
+class Incompatible:
+    """A source's Join was refused unread: it runs another build. ``theirs`` and ``ours`` are the builds, in words."""
+
+    index: int
+    theirs: str
+    ours: str
+
+
+Event = Joined | Left | Received | Misbehaved | Incompatible
 
 
 class EventQueue:
     """Events on their way to the aggregator.
 
     What peers can make it hold is bounded: for each site ``UNREAD_MESSAGES`` messages, three of its comings and
-    goings, and one misbehaviour of each kind.
+    goings, and one misbehaviour of each kind; another build counts as one.
     """
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._new_processes: set[int] = set()
-        self._accused: set[tuple[int | None, str]] = set()
+        self._refused: set[tuple[int | None, str]] = set()
         self._changed = asyncio.Event()
         self._slots: dict[int, asyncio.Semaphore] = {}
         self._vectors: Counter[int] = Counter()
@@ -79,10 +88,10 @@ class EventQueue:
         wait are dropped where this one says all that they did.
         """
         match event:
-            case Misbehaved(index=index, check=check):
-                if (index, check) in self._accused:
+            case Misbehaved() | Incompatible():
+                if _kind(event) in self._refused:
                     return
-                self._accused.add((index, check))
+                self._refused.add(_kind(event))
             case Received(index=index, parcel=parcel):
                 self._vectors[index] += len(parcel.vectors)
             case Joined() | Left():
@@ -139,11 +148,15 @@ class EventQueue:
             case Received(index=index, parcel=parcel):
                 self.give_back_slot(index)
                 self._vectors[index] -= len(parcel.vectors)
-            case Misbehaved(index=index, check=check):
-                self._accused.discard((index, check))
+            case Misbehaved() | Incompatible():
+                self._refused.discard(_kind(event))
             case Joined(index=index, resumed=False):
                 self._new_processes.discard(index)
         return event
+
+
+def _kind(event: Misbehaved | Incompatible) -> tuple[int | None, str]:
+    return event.index, event.check if isinstance(event, Misbehaved) else ""
 
 
 def _is_outdated(waiting: Event, event: Joined | Left) -> bool:

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 
 from securefda.errors import ProtocolError
 from securefda.protocol import messages as m
+from securefda.protocol.build import MAX_CAPABILITIES, Build
 from securefda.protocol.messages import Body, Envelope, Signed
 from securefda.protocol.roster import MAX_SITES
 from securefda.v1 import messages_pb2 as pb
@@ -91,6 +92,28 @@ def decode_signed(data: bytes) -> Signed[Body]:
         return _signed(_parsed(pb.SignedMessage, data))
     except ValueError as error:
         raise WireError(str(error)) from error
+
+
+def other_build(proto: pb.SignedMessage) -> tuple[str, str] | None:
+    """Look, before anything else is read, whether a Join or a Header is of a build that must not speak with this one.
+
+    Whatever else that build writes into its messages is no fault of the site: here it is skipped.
+
+    Returns:
+        The other build and this one, in words; None where the message is of a build like this one, of another type, or
+        does not say of which build it is in a way that any release can read.
+    """
+    try:
+        opening = pb.Opening.FromString(proto.signed_bytes)
+        body = next((getattr(opening, name) for name in ("header", "join") if opening.HasField(name)), None)
+        if body is None:
+            return None
+        if not body.HasField("build"):
+            return "a securefda without a wire version", str(Build.own())
+        theirs: Build = _BUILD.decode(body.build)
+    except (DecodeError, ValueError):
+        return None
+    return theirs.apart_from(Build.own())
 
 
 def signed_to_proto(message: Signed[Any]) -> pb.SignedMessage:
@@ -287,6 +310,7 @@ def _read_share(proto: pb.UnmaskShare, _name: str) -> m.SelfMaskShare | m.Master
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
+_BUILD = _Form(Build, pb.Build, capabilities=_list(_COPIED, MAX_CAPABILITIES))
 _ATTENTION = _Form(m.AttentionTerms, pb.AttentionTerms, gain=_NAME)
 _RULE = _Form(
     m.RuleTerms,
@@ -320,6 +344,7 @@ _BODIES = {
         down_link=_enum(m.DownLink),
         features=_part(_FEATURES, "optional"),
         graph=_part(_GRAPH, "optional"),
+        build=_part(_BUILD, "required"),
     ),
     "advertise": _Form(m.Advertise, pb.Advertise),
     "key_list": _Form(m.KeyList, pb.KeyList, advertisements=_list(_signed_as(m.Advertise))),
@@ -352,7 +377,7 @@ _BODIES = {
     "result": _Form(m.Result, pb.Result),
     "abort": _Form(m.Abort, pb.Abort, step=_enum(m.Step), accused=_Field(_unchanged, _index, "optional")),
     "refusal": _Form(m.Refusal, pb.Refusal),
-    "join": _Form(m.Join, pb.Join, visibility=_enum(m.Visibility)),
+    "join": _Form(m.Join, pb.Join, visibility=_enum(m.Visibility), build=_part(_BUILD, "required")),
     "checkpoint": _Form(m.Checkpoint, pb.Checkpoint, proof=_list(_COPIED, m.MAX_PROOF_HASHES)),
     "cosigned": _Form(m.Cosigned, pb.Cosigned),
     "goodbye": _Form(m.Goodbye, pb.Goodbye, down_link=_enum(m.DownLink)),

@@ -586,6 +586,94 @@ class TargetTerms(_message.Message):
 Global___TargetTerms: _TypeAlias = TargetTerms  # noqa: Y015
 
 @_typing.final
+class Build(_message.Message):
+    """Which build of securefda signs. Every release reads this of a Header and a Join of any other, before all else: the
+    numbers 16 and 30 in Envelope, 30 in Header and Join, and these three never change.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WIRE_VERSION_FIELD_NUMBER: _builtins.int
+    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    wire_version: _builtins.int
+    """Number of the wire; builds of different numbers do not speak with each other. At least 1."""
+    software_version: _builtins.str
+    """Version of securefda; at most 64 characters."""
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the build can do, by name, rising strictly; each of a-z, 0-9 and -, 1 to 64 characters; at most 64."""
+
+    def __init__(
+        self,
+        *,
+        wire_version: _builtins.int = ...,
+        software_version: _builtins.str = ...,
+        capabilities: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "software_version", b"software_version", "wire_version", b"wire_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Build: _TypeAlias = Build  # noqa: Y015
+
+@_typing.final
+class Opening(_message.Message):
+    """What every release reads of an Envelope, whichever wrote it. Nobody sends this."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    JOIN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___OpeningBody:
+        """At the place of a Header."""
+
+    @_builtins.property
+    def join(self) -> Global___OpeningBody:
+        """At the place of a Join."""
+
+    def __init__(
+        self,
+        *,
+        header: Global___OpeningBody | None = ...,
+        join: Global___OpeningBody | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "join", b"join"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "join", b"join"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Opening: _TypeAlias = Opening  # noqa: Y015
+
+@_typing.final
+class OpeningBody(_message.Message):
+    """The same of a body."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUILD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def build(self) -> Global___Build:
+        """Of the sender; absent before wire version 1."""
+
+    def __init__(
+        self,
+        *,
+        build: Global___Build | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["build", b"build"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpeningBody: _TypeAlias = OpeningBody  # noqa: Y015
+
+@_typing.final
 class Header(_message.Message):
     """Everything that all sites must agree on before anything leaves a source."""
 
@@ -620,6 +708,7 @@ class Header(_message.Message):
     GAP_GRADIENT_DIGEST_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     GRAPH_FIELD_NUMBER: _builtins.int
+    BUILD_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
     round: _builtins.int
@@ -699,6 +788,10 @@ class Header(_message.Message):
     def graph(self) -> Global___GraphTerms:
         """The graph of an SFDA-SA/2 session; absent in one of SFDA-SA/1, where every source shares with every other."""
 
+    @_builtins.property
+    def build(self) -> Global___Build:
+        """Of the aggregator; always present."""
+
     def __init__(
         self,
         *,
@@ -731,10 +824,11 @@ class Header(_message.Message):
         gap_gradient_digest: _builtins.bytes = ...,
         features: Global___FeatureTerms | None = ...,
         graph: Global___GraphTerms | None = ...,
+        build: Global___Build | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "graph", b"graph", "norm_cap", b"norm_cap", "rule", b"rule", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "features", b"features", "graph", b"graph", "norm_cap", b"norm_cap", "rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "down_link", b"down_link", "features", b"features", "gap_gradient_digest", b"gap_gradient_digest", "graph", b"graph", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "build", b"build", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "down_link", b"down_link", "features", b"features", "gap_gradient_digest", b"gap_gradient_digest", "graph", b"graph", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1444,32 +1538,34 @@ class Join(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ARCHITECTURE_DIGEST_FIELD_NUMBER: _builtins.int
-    SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     VISIBILITY_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    BUILD_FIELD_NUMBER: _builtins.int
     architecture_digest: _builtins.bytes
     """Digest of the layer names and shapes that the source built itself; 32 bytes."""
-    software_version: _builtins.str
-    """Version of securefda at the source; at most 64 characters."""
     visibility: Global___Visibility.ValueType
     """The most that the source's policy lets the aggregator see of it."""
     metrics: _builtins.bool
     """Whether the source hands in loss and accuracy over its training rows; one that trains with DP-SGD has none."""
     known: _builtins.int
     """Number of records of the aggregator's log of this run that the source has cosigned; 0 for none."""
+    @_builtins.property
+    def build(self) -> Global___Build:
+        """Of the source; always present."""
+
     def __init__(
         self,
         *,
         architecture_digest: _builtins.bytes = ...,
-        software_version: _builtins.str = ...,
         visibility: Global___Visibility.ValueType = ...,
         metrics: _builtins.bool = ...,
         known: _builtins.int = ...,
+        build: Global___Build | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["build", b"build"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "known", b"known", "metrics", b"metrics", "software_version", b"software_version", "visibility", b"visibility"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "build", b"build", "known", b"known", "metrics", b"metrics", "visibility", b"visibility"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

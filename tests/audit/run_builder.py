@@ -168,7 +168,7 @@ class Run:
         for site in SITES:
             self.begin(site)
         for site in SOURCES:
-            self.send(Passing(site, TARGET, sign(site, m.Join(digest("architecture"), "1", SUM, False, 0))))
+            self.send(Passing(site, TARGET, sign(site, m.Join(digest("architecture"), SUM, False, 0))))
         self.witness()
         for number, level in enumerate(self.levels, 1):
             self.round(number, 1, level)

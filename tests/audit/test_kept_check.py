@@ -250,7 +250,7 @@ def restart(folder: Path, *later: str) -> None:
     site.kept = KeptMessages(folder)
     site.event("restarted", lost_bytes=site.log.lost_bytes)
     for version in later:
-        join = sign(A, m.Join(bytes(32), version, m.Visibility.SUM, False, 0))
+        join = sign(A, m.Join(bytes(32), m.Visibility.SUM, False, 0, m.Build(1, version, ())))
         site.message("sent", Passing(A, TARGET, join), join)
     site.event("run-ended", outcome="completed", rounds=2)
     site.log.close()
@@ -289,7 +289,7 @@ def test_zeros_that_a_power_cut_left_are_no_finding(killed: Path) -> None:
 
 
 def test_a_copy_whose_record_a_power_cut_took_is_no_finding(killed: Path) -> None:
-    lost = sign(A, m.Join(bytes(32), "7", m.Visibility.SUM, False, 0))
+    lost = sign(A, m.Join(bytes(32), m.Visibility.SUM, False, 7))
     with (killed / FILE).open("ab") as file:
         file.write(framed(wire.encode_signed(lost)))
 
@@ -297,7 +297,7 @@ def test_a_copy_whose_record_a_power_cut_took_is_no_finding(killed: Path) -> Non
     restart(killed, "2", "3")
     assert judge(killed).findings == ()
     with (killed / FILE).open("ab") as file:  # behind the restart, in a run that ended, it is put in
-        file.write(framed(wire.encode_signed(sign(A, m.Join(bytes(32), "8", m.Visibility.SUM, False, 0)))))
+        file.write(framed(wire.encode_signed(sign(A, m.Join(bytes(32), m.Visibility.SUM, False, 8)))))
     assert kinds(judge(killed)) == ["evidence-unrecorded"]
 
 

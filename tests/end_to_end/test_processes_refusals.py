@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from e2e_processes import Kits, Process, assert_one_clear_line, free_port, kits
 
+from securefda import __version__
+from securefda.audit.reading import events_in
 from securefda.cli import main
 from securefda.errors import ExitCode
+from securefda.protocol.build import WIRE_VERSION
 from securefda.site.endpoints import Address, SiteSpec
 from securefda.site.enrolment import init_federation
 from securefda.transport.wire import decode_signed
@@ -57,6 +60,25 @@ def test_a_source_with_other_task_options_is_turned_away(waiting: Kits) -> None:
     source = waiting.start("source-2", "task.factory=e2e_tasks:Wider")
     assert_one_clear_line(source, ExitCode.CONFIG, "task.factory", "another model", hint="same task")
     waiting.processes[0].until("source-2: its model has other layers")
+
+
+def test_a_source_of_another_wire_version_ends_at_its_join_and_the_run_that_needs_it_too(tmp_path: Path) -> None:
+    """All deadlines are longer than the test: the refusal itself ends both, and leaves no word against either."""
+    settings = ("transport.join-deadline-s=600", "transport.phase-deadline-s=600")
+    with kits(tmp_path, settings=settings) as federation:
+        target = federation.start("target").until("listens on")
+        source = federation.start("source-1", module="other_wire")
+        theirs, ours = (f"securefda {__version__} (wire version {WIRE_VERSION + more})" for more in (1, 0))
+        hint = "this accuses no site"
+        said = f"this site runs {theirs}, the aggregator {ours}"
+        assert_one_clear_line(source, ExitCode.VERSION, said, hint=hint)
+        said = f"source-1 runs {theirs}, the aggregator {ours}"
+        assert_one_clear_line(target, ExitCode.VERSION, said, hint=hint)
+        assert "alarm" not in target.text + source.text
+        assert federation.summary()["error"]["code"] == "OtherBuild"
+        for site in ("target", "source-1"):
+            (run,) = (federation.kit(site) / "local" / "audit").glob("*")
+            assert [*events_in(run, "alarm"), *events_in(run, "aborted")] == []
 
 
 def test_the_targets_kit_starts_no_source_and_a_sources_kit_no_aggregator(waiting: Kits, tmp_path: Path) -> None:

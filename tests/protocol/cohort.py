@@ -23,6 +23,7 @@ from securefda.errors import FaultyAggregatorError
 from securefda.protocol import aggregator_session as agg
 from securefda.protocol import source_session as src
 from securefda.protocol.aggregator_session import AggregatorSession
+from securefda.protocol.build import CAPABILITIES, WIRE_VERSION, Build
 from securefda.protocol.envelope import sign_bytes
 from securefda.protocol.header_checks import (
     History,
@@ -60,6 +61,8 @@ RUN_ID = bytes(range(16))
 SESSION_ID = sha256(b"the session").digest()
 LAYERS = (Layer("weight", (3, 4), 0.5, 0.5), Layer("bias", (4,), 2.0, 2.0))
 MODEL = bytes(range(64))
+BUILD = Build(WIRE_VERSION, "0.1.0", CAPABILITIES)
+"""With a version of its own, so that vectors stay as they are from release to release."""
 PHASES = ("R0 advertise", "R1 shares", "R2 masked input", "R3 signature", "R4 unmask")
 
 AnySigned = Signed[Any]
@@ -146,6 +149,7 @@ def header_body(
         "phase_deadline_ms": 10_000,
         "previous_result_digest": b"",
         "previous_checkpoint": b"",
+        "build": BUILD,
         **_sum_plan(levels.count(Visibility.SUM), threshold, max_colluders),
     }
     return Header(**(fields | changes))

@@ -172,7 +172,6 @@ class Source:
             store=self.store,
             witness=self.witness,
             random_bytes=Bytes("source", self.index, self.starts),
-            software_version="1",
             unix_time=lambda: 1.0,
         )
         self.rounds = SourceRun(site, self)

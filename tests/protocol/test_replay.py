@@ -72,7 +72,7 @@ def recorded(**changes: Any) -> list[tuple[int, AnySigned]]:
         cohort.header,
         signer(TARGET).sign(cohort.header.envelope.session_id, context, Abort(Step.SHARES, "SHARE_BOX", None)),
         signer(TARGET).sign(NO_SESSION, NO_CONTEXT, Goodbye(True, 1, "")),
-        signer(LIAR).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1", Visibility.SUM, metrics=True)),
+        signer(LIAR).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), Visibility.SUM, metrics=True)),
         *(
             signer(sender).sign(NO_SESSION, NO_CONTEXT, body)
             for sender in (TARGET, LIAR)

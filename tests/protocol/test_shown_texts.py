@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from securefda.protocol.messages import Abort, Goodbye, Join, Refusal, Step, Visibility
+from securefda.protocol.messages import Abort, Build, Goodbye, Refusal, Step
 
 FORGED = "X failed; it accuses source-2"
 WRITES: dict[str, Callable[[str], object]] = {
     "check": lambda text: Abort(Step.HEADER, text, None),
     "key": Refusal,
-    "software_version": lambda text: Join(bytes(32), text, Visibility.SUM, metrics=True),
+    "software_version": lambda text: Build(1, text, ()),
     "reason": lambda text: Goodbye(False, 1, text),
 }
 
@@ -32,4 +32,4 @@ def test_names_are_names_and_no_sentences(field: str) -> None:
 
 def test_what_people_read_may_hold_spaces_and_letters_of_any_script() -> None:
     assert Goodbye(False, 1, "Größe: 3 Quellen fehlen").reason
-    assert Join(bytes(32), "0.1.0 (été)", Visibility.SUM, metrics=True).software_version
+    assert Build(1, "0.1.0 (été)", ()).software_version

@@ -161,7 +161,7 @@ def test_envelope_and_bodies_have_the_numbers_of_the_schema() -> None:
 )
 def test_fields_of_messages_around_a_session_have_the_numbers_of_the_schema(message: Any) -> None:
     (row,) = re.findall(rf"^\| {message.DESCRIPTOR.name} \| (.*?) \|", section("11. Aborts"), flags=re.MULTILINE)
-    numbers = {name: int(number) for name, number in re.findall(r"([a-z_]+) \((\d)", row)}
+    numbers = {name: int(number) for name, number in re.findall(r"([a-z_]+) \((\d+)", row)}
     assert numbers == {field.name: field.number for field in message.DESCRIPTOR.fields}
 
 

@@ -360,7 +360,6 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             store=store,
             witness=self.witness_of(index, store),
             random_bytes=os.urandom,
-            software_version="1",
             rounding_key=lambda _run, number: Secret(sha256(f"{index} {number}".encode()).digest()),
             unix_time=lambda: self.unix_s,
             keep_model=lambda *model: self.kept.update({index: model}),

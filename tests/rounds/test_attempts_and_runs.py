@@ -382,7 +382,7 @@ def test_a_join_that_its_sender_did_not_sign_is_refused(build: Build) -> None:
     forged = replace(forged, envelope=replace(forged.envelope, sender=1))
     assert federation.run.receive(Parcel(forged)) == []
     assert "source-1: join refused (SIGNATURE)" in federation.watch.text
-    own = signer(TARGET).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), "1", Visibility.SUM, metrics=True))
+    own = signer(TARGET).sign(NO_SESSION, NO_CONTEXT, Join(bytes(32), Visibility.SUM, metrics=True))
     assert federation.run.receive(Parcel(own)) == []
     assert "target: join refused (not a source)" in federation.watch.text
 

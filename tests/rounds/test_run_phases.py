@@ -87,7 +87,7 @@ def at_rest(folder: Path, phase: type[Phase]) -> Federation:
 
 def join(federation: Federation) -> list[Send]:
     digest = federation.run._site.trainer.architecture_digest
-    body = Join(digest, "1", Visibility.SUM, metrics=True, known=0)
+    body = Join(digest, Visibility.SUM, metrics=True, known=0)
     return federation.run.receive(Parcel(signer(VICTIM).sign(NO_SESSION, NO_CONTEXT, body)))
 
 

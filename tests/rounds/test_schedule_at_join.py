@@ -11,8 +11,8 @@ from rounds_federation import TARGET, Federation, changed, signer, site_id, unti
 from source_stores import book_beside
 
 from securefda.aggregator.headers import rules_of_run, schedule_of
-from securefda.errors import ExitCode, PolicyRefusal, QuorumLost, RunRefused
-from securefda.protocol.messages import NO_CONTEXT, Header, Parcel, Refusal, Schedule
+from securefda.errors import ExitCode, OtherBuild, PolicyRefusal, QuorumLost, RunRefused
+from securefda.protocol.messages import NO_CONTEXT, Header, Parcel, Refusal, Result, Schedule
 from securefda.rules import Strategy
 from securefda.site.policy import ReleaseLimits
 from securefda.source.run_book import RunBook
@@ -206,3 +206,38 @@ def test_with_auto_every_rule_that_it_chooses_from_is_named() -> None:
 def test_a_run_without_sources_has_no_schedule(tmp_path: Path, rule: str) -> None:
     federation = Federation(tmp_path, 3, rounds=1, rule=rule)
     assert schedule_of(bytes(16), federation.run._settings, 3) is None
+
+
+def with_another_build(folder: Path, count: int) -> Federation:
+    """One source's Join was refused by the transport, since it is of another build; the others have joined."""
+    federation = Federation(folder, count, rounds=2, rule="fedgp_auto")
+    federation.reached.remove(ME)
+    federation.open()
+    federation.at_target(lambda: federation.run.incompatible(ME, "securefda 9 (wire version 2)", "securefda 1"))
+    return federation
+
+
+def test_a_run_that_cannot_do_without_a_source_of_another_build_ends_at_once_and_accuses_nobody(tmp_path: Path) -> None:
+    federation = with_another_build(tmp_path, 3)
+    federation.deliver_all()  # no deadline passes
+    error = federation.run.error
+    assert isinstance(error, OtherBuild)
+    assert str(error) == "source-2 runs securefda 9 (wire version 2), the aggregator securefda 1"
+    for index in (1, 3):
+        goodbye = federation.sources[index].standing.goodbye
+        assert goodbye is not None
+        assert goodbye.reason == "the target cannot go on (OtherBuild)"
+    assert "alarm" not in federation.watch.text
+
+
+def test_where_the_others_are_enough_it_is_left_out_until_it_joins_with_a_right_build(tmp_path: Path) -> None:
+    federation = with_another_build(tmp_path, 4)
+    until(federation, 1, Result)
+    assert "source-2 runs securefda 9 (wire version 2), the aggregator securefda 1; it takes no part" in (
+        federation.watch.text
+    )
+    federation.reached.add(ME)
+    federation.join(ME)
+    federation.go()
+    assert [site_id(ME) in record["levels"] for record in federation.store.records()] == [False, True]
+    assert federation.run.error is None

@@ -55,7 +55,6 @@ def random_source(
         store=store,
         witness=_witness(member, folder, store, files),
         random_bytes=os.urandom,
-        software_version="1",
     )
     return SourceRun(site, reporter)
 

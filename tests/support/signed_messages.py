@@ -56,7 +56,7 @@ def size_of(message: m.Signed[Any]) -> int:
 def _body(kind: str, unique: bytes, run: str) -> m.Body:
     match kind:
         case "Join":
-            return m.Join(unique, "1", m.Visibility.SUM, False, 0)
+            return m.Join(unique, m.Visibility.SUM, False, 0)
         case "Header":
             return _header(unique, run)
         case "Advertise":

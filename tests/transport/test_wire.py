@@ -103,6 +103,8 @@ def lines(longest: int) -> st.SearchStrategy[str]:
     return st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=longest)
 
 
+capabilities = st.sets(st.from_regex("[a-z0-9-]{1,64}", fullmatch=True), max_size=4).map(sorted).map(tuple)
+builds = st.builds(m.Build, st.integers(1, 2**32 - 1), lines(64), capabilities)
 advertisements = st.builds(m.Advertise, digests, digests, digests, digests, st.one_of(st.just(b""), digests))
 masked_inputs = st.builds(m.MaskedInput, digests, some_uint64)
 survivor_signatures = st.builds(m.SurvivorSignature, digests)
@@ -178,7 +180,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         m.Abort, st.sampled_from(m.Step), st.from_regex("[A-Z0-9_]{1,64}", fullmatch=True), st.none() | indices
     ),
     m.Refusal: st.builds(m.Refusal, st.from_regex("[A-Za-z0-9_.-]{1,64}", fullmatch=True)),
-    m.Join: st.builds(m.Join, digests, lines(64), levels, st.booleans(), uint64),
+    m.Join: st.builds(m.Join, digests, levels, st.booleans(), uint64, builds),
     m.Checkpoint: st.builds(
         m.Checkpoint, st.binary(min_size=1, max_size=100), uint64, st.lists(digests, max_size=4).map(tuple), uint64
     ),
@@ -347,8 +349,8 @@ def test_fields_have_the_numbers_of_the_schema() -> None:
         (m.Checkpoint(b"n", 2**64, (), 0), "Checkpoint"),
         (m.Checkpoint(b"n", 0, (), 2**64), "Checkpoint"),
         (m.Cosigned(2**64, "line"), "Cosigned"),
-        (m.Join(bytes(32), "1", m.Visibility.SUM, metrics=True, known=2**64), "Join"),
-        (m.Join(bytes(32), "1", m.Visibility.SUM, metrics=True, known=-1), "Join"),
+        (m.Join(bytes(32), m.Visibility.SUM, metrics=True, known=2**64), "Join"),
+        (m.Join(bytes(32), m.Visibility.SUM, metrics=True, known=-1), "Join"),
         (replace(header_body(b"m" * 32), threshold=2**32), "Header"),
         (replace(header_body(b"m" * 32), threshold=-1), "Header"),
         (replace(header_body(b"m" * 32), rule=m.RuleTerms("r" * 65, 0.5, "p", True, True, "e", 1.0)), "rule"),

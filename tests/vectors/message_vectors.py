@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
+from cohort import BUILD
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.protocol import messages as m
@@ -60,6 +62,7 @@ def _header() -> m.Header:
         norm_cap=m.NormCapTerms(1.5, 1, m.Granularity.LAYER),
         metrics=True,
         sources_keep=m.SourcesKeep.FINAL,
+        build=BUILD,
     )
 
 
@@ -132,7 +135,7 @@ def _bodies() -> list[tuple[int, m.Body]]:
         (0, result),
         (0, m.Abort(m.Step.SHARES, "KEY_SIGNATURE", 0)),
         (1, m.Refusal("max-visibility")),
-        (1, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT, metrics=True, known=300)),
+        (1, m.Join(_digest(28), m.Visibility.COHORT, metrics=True, known=300, build=BUILD)),
         (0, m.Checkpoint(NOTE, 300, (_digest(29), _digest(30)), 7)),
         (1, m.Cosigned(301, LINE)),
         (0, m.Goodbye(True, 20, "", _digest(31), _digest(27))),
@@ -184,7 +187,9 @@ def malformed() -> list[dict[str, str]]:
     head = b"\x08\x01" + b"\x12\x20" + SESSION_ID + b"\x18\x01" + b"\x22\x20" + CONTEXT
     refusal = b"\xea\x01\x05\x0a\x03key"
     header = encode(m.Envelope(SESSION_ID, 0, CONTEXT, _header()))
-    join = encode(m.Envelope(SESSION_ID, 1, CONTEXT, m.Join(_digest(28), "0.1.0", m.Visibility.COHORT, metrics=True)))
+    body = m.Join(_digest(28), m.Visibility.COHORT, metrics=True, build=BUILD)
+    twisted, long_way = "is not in its canonical form", "is longer than it needs to be"
+    join, metrics = encode(m.Envelope(SESSION_ID, 1, CONTEXT, body)), b"\x20\x01\xf2\x01"  # and the tag of the build
     levels = b"\x22\x04\x03\x03\x02\x01\x2a"
     last = header.rindex(b"\xc0\x01\x01\xc8\x01\x02")  # metrics and sources_keep
     unmask = b"\xd2\x01"
@@ -195,7 +200,6 @@ def malformed() -> list[dict[str, str]]:
     def with_metrics(value: bytes) -> bytes:
         return header[: last + 2] + value + header[last + 3 :]
 
-    long_way = "is longer than it needs to be"
     cases = [
         ("valid", "", head + refusal),
         ("empty", "suite 0", b""),
@@ -220,10 +224,10 @@ def malformed() -> list[dict[str, str]]:
         ("unmask with both shares", long_way, head + unmask + bytes([len(both) + 2, 0x0A, len(both)]) + both),
         ("unmask with no share", "holds no share", head + unmask + bytes([len(none) + 2, 0x0A, len(none)]) + none),
         ("unmask with one owner twice", "one share per owner", head + unmask + b"\x4e" + (b"\x0a\x25" + share) * 2),
-        ("header with metrics that are neither", "is not in its canonical form", with_metrics(b"\x02")),
+        ("header with metrics that are neither", twisted, with_metrics(b"\x02")),
         ("header with metrics written out as false", long_way, with_metrics(b"\x00")),
-        ("join with metrics that are neither", "is not in its canonical form", join[:-1] + b"\x02"),
-        ("join with metrics written out as false", long_way, join[:-1] + b"\x00"),
+        ("join with metrics that are neither", twisted, join.replace(metrics, b"\x20\x02\xf2\x01")),
+        ("join with metrics written out as false", long_way, join.replace(metrics, b"\x20\x00\xf2\x01")),
         ("advertise with a short key", "mask_key", head + b"\x8a\x01\x21\x0a\x1f" + bytes(31)),
     ]
     cases += [
@@ -264,7 +268,7 @@ def set_field(path: str, value: object) -> Callable[[Any], None]:
 
 
 def more(path: str, *values: object) -> Callable[[Any], None]:
-    return lambda message: getattr(message, path).extend(values)
+    return lambda message: attrgetter(path)(message).extend(values)
 
 
 def _clear(path: str) -> Callable[[Any], None]:
@@ -405,7 +409,13 @@ _CHANGES: list[Change] = [
     (m.Abort, "a check of 65 characters", "check", set_field("check", "X" * 65)),
     (m.Abort, "an accused beyond 2^31", "accused", set_field("accused", 2**31)),
     (m.Join, "a digest of 31 bytes", "architecture_digest", set_field("architecture_digest", bytes(31))),
-    (m.Join, "a version of 65 characters", "software_version", set_field("software_version", "1" * 65)),
+    (m.Header, "no build", "build", _clear("build")),
+    (m.Join, "no build", "build", _clear("build")),
+    (m.Join, "wire version 0", "wire_version", set_field("build.wire_version", 0)),
+    (m.Join, "a version of 65 characters", "software_version", set_field("build.software_version", "1" * 65)),
+    (m.Join, "a capability in capitals", "capability", set_field("build.capabilities.0", "SFDA")),
+    (m.Join, "a capability twice", "capabilities", more("build.capabilities", "sfda-sa-2")),
+    (m.Join, "65 capabilities", "capabilities", more("build.capabilities", *(f"x{n}" for n in range(10, 73)))),
     (m.Join, "no visibility", "Visibility", _clear("visibility")),
     (m.Join, "a visibility that does not exist", "Visibility", set_field("visibility", 4)),
     (m.Checkpoint, "no note", "a note has 1", _clear("note")),

@@ -291,7 +291,6 @@ class _Source:
             store=store,
             witness=witness_of(logs, member, store, _RUN_INFO),
             random_bytes=os.urandom,
-            software_version=__version__,
         )
 
     async def serve(self) -> None:
