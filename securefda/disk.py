@@ -75,19 +75,28 @@ def read_file(path: Path, *, limit: int = MAX_FILE_BYTES, hint: str = "check the
     Raises:
         ConfigError: it is missing, unreadable, no regular file, or larger.
     """
+    content = read_start(path, limit + 1, hint=hint)
+    if len(content.data) > limit:
+        raise ConfigError(str(path), f"is larger than {limit} bytes", hint="check the path")
+    return content
+
+
+def read_start(path: Path, length: int, *, hint: str = "check the path") -> FileContent:
+    """Read the first ``length`` bytes of a regular file, or all if it has fewer; ``hint`` is for one that is missing.
+
+    Raises:
+        ConfigError: it is missing, unreadable or no regular file.
+    """
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             status = os.fstat(file.fileno())
             _require_regular(path, status)
-            data = file.read(limit + 1)
+            return FileContent(file.read(length), stat.S_IMODE(status.st_mode))
     except FileNotFoundError as error:
         raise ConfigError(str(path), "is missing", hint=hint) from error
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
         raise ConfigError(str(path), why, hint=reading_hint(error, "check the path")) from error
-    if len(data) > limit:
-        raise ConfigError(str(path), f"is larger than {limit} bytes", hint="check the path")
-    return FileContent(data, stat.S_IMODE(status.st_mode))
 
 
 def read_whole(path: Path, limit: int | None = MAX_DATA_BYTES) -> bytes:

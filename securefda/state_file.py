@@ -37,6 +37,7 @@ from securefda.disk import (
     sync_folder,
 )
 from securefda.errors import OWNERS_ALONE, ConfigError, SecureFdaError
+from securefda.formats import RUN_STATE, FileFormat
 
 
 class CopiedProcess(SecureFdaError):
@@ -163,7 +164,7 @@ class StateFile:
     Args:
         path: of the file, which is made where there is none, with its folder.
         tables: SQL that makes the schema.
-        schema_version: of this schema; a file of another one is refused.
+        form: its format; a file of another one is refused.
         exclusive: whether one process has the file to itself.
 
     Raises:
@@ -177,8 +178,8 @@ class StateFile:
     _page_bytes = 4096
     _busy = "stop it, or name another --out folder"
 
-    def __init__(self, path: Path, tables: str, schema_version: int, *, exclusive: bool) -> None:
-        self._path, self._schema_version = path, schema_version
+    def __init__(self, path: Path, tables: str, form: FileFormat, *, exclusive: bool) -> None:
+        self._path, self._form = path, form
         # A process that is asked to end closes the file while a thread of it may still be at work in it.
         self._one_at_a_time = threading.RLock()
         with self._clear_errors():
@@ -208,14 +209,10 @@ class StateFile:
         if version == 0:
             last = self._before_first_use()
             self._database.executescript(
-                f"BEGIN IMMEDIATE; {tables} {last} PRAGMA user_version = {self._schema_version}; COMMIT;"
+                f"BEGIN IMMEDIATE; {tables} {last} PRAGMA user_version = {self._form.number}; COMMIT;"
             )
-        elif version != self._schema_version:
-            raise ConfigError(
-                str(self._path),
-                f"has schema version {version}, this release writes {self._schema_version}",
-                hint=self._other_release,
-            )
+        elif why := self._form.why_not(version):
+            raise ConfigError(str(self._path), why, hint=self._other_release)
         else:
             self._before_next_use()
 
@@ -290,8 +287,6 @@ class StateFile:
         self._one_at_a_time = threading.RLock()  # a thread that the copy has not may have held the old one
 
 
-_RUN_SCHEMA_VERSION = 14
-
 _COMMON_TABLES = """
 CREATE TABLE cosigned (origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL);
 CREATE TABLE personal (name TEXT NOT NULL, round INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (name, round));
@@ -308,7 +303,7 @@ class RunStore(StateFile):
     """
 
     def __init__(self, path: Path, tables: str) -> None:
-        super().__init__(path, tables + _COMMON_TABLES, _RUN_SCHEMA_VERSION, exclusive=True)
+        super().__init__(path, tables + _COMMON_TABLES, RUN_STATE, exclusive=True)
 
     def cosigned(self, origin: str) -> tuple[int, bytes] | None:
         """Return size and root of the last checkpoint of a log that this site cosigned; None before the first."""

@@ -48,6 +48,7 @@ from securefda.dashboard.place import Place
 from securefda.dashboard.site_reader import SiteReader, _Lines
 from securefda.disk import FileContent, write_file
 from securefda.errors import ConfigError, DataError, ExitCode, SecureFdaError
+from securefda.formats import _of_evidence, _of_json
 from securefda.local import launcher
 from securefda.local.children import Child
 from securefda.operations.run_folder import ROUND, RunFolder, read_run
@@ -66,6 +67,7 @@ from securefda.site.enrolment import init_federation
 from securefda.site.kit import check_not_older, check_proposal, load_kit
 from securefda.site.policy import load_policy
 from securefda.site.policy.schema import parse_policy
+from securefda.site.policy.signed import with_policy_text
 from securefda.site.request import SiteRequest
 from securefda.tasks.features_file import read_features
 from securefda.tasks.mapping import read_mapping, read_table
@@ -352,6 +354,12 @@ READERS = {
         lambda _, data: SiteRequest.from_bytes("request.json", data),
         b'{"request":@,"signing_proof":"","tls_proof":"","renewal_proof":""}',
         inner=b'{"version":@}',
+    ),
+    "formats._of_json": Reader(lambda _, data: _of_json(data), b'{"version":@}', ValueError),
+    "formats._of_evidence": Reader(lambda _, data: _of_evidence(data), b'{"format":@}', ValueError),
+    "site.policy.signed.with_policy_text": Reader(
+        in_file("policy.sig", lambda file: with_policy_text(file, file.read_bytes(), b"min-others = 2\n")),
+        b'{"policy":"","site_signature":@}',
     ),
     "site.policy.signed._parse": Reader(
         in_kit("local/policy.sig"), b'{"policy":"","policy_text":"","site_signature":@}'

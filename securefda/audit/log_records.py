@@ -27,9 +27,10 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
 from securefda.audit.signed_notes import is_name
+from securefda.formats import LOG_RECORD
 from securefda.parse import json_value
 
-VERSION: Final = 1
+VERSION: Final = LOG_RECORD.number
 """Version of the format. Every record has it as its last key, ``v``."""
 MAX_RECORD_BYTES: Final = 65_535
 """The largest length that an entry bundle can encode."""
@@ -514,5 +515,5 @@ def _not_in_form(data: bytes) -> RecordError:
         return RecordError("the record is no JSON of ASCII")
     version = fields.get("v") if isinstance(fields, dict) else None
     if type(version) is int and version > VERSION:
-        return NewerVersion(f"the record has version {version}, this release knows {VERSION}")
+        return NewerVersion(f"the record {LOG_RECORD.why_not(version)}")
     return RecordError("the record is not in its one form")

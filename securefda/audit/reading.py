@@ -38,6 +38,7 @@ from securefda.audit.merkle import (
 )
 from securefda.audit.signed_notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
 from securefda.errors import ExitCode
+from securefda.formats import LOG
 
 _VERIFY: Final = "securefda audit verify names what is wrong with the log"
 _NAME_ONE: Final = "name the log of one run: KIT/local/audit/RUN"
@@ -391,7 +392,7 @@ def _by_checkpoint(folder: Path) -> LogFolder | None:
     try:
         ours = words[0] == "securefda" and int(words[1]) > 0
         if ours and int(words[1]) > FORMAT:
-            raise _newer(folder, f"has format {int(words[1])} of a later release, this one knows {FORMAT}")
+            raise _newer(folder, LOG.why_not(int(words[1])))
         name = LogName.parse(head.checkpoint.origin)
     except (ValueError, IndexError) as error:
         what = f"is a log of something else: its origin is {head.checkpoint.origin[:80]!r}"

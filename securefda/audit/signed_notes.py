@@ -24,10 +24,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from securefda.audit.merkle import HASH_BYTES
+from securefda.formats import LOG
 
 ED25519: Final = 0x01
 COSIGNATURE_V1: Final = 0x04
-FORMAT: Final = 1
+FORMAT: Final = LOG.number
 """Version of the format of logs, which every origin names."""
 MAX_NOTE_BYTES: Final = 512 * 1024
 MAX_SIGNATURES: Final = 1100

@@ -33,6 +33,7 @@ from securefda.cli import (
     task,
     threats,
     training,
+    upgrade,
 )
 from securefda.cli.help import HelpContext
 from securefda.cli.output import Verbosity, set_verbosity
@@ -72,6 +73,7 @@ GROUPS: Mapping[str, Mapping[str, Any]] = {
         "source": processes.source,
         "status": status.status,
         "dashboard": dashboard.dashboard,
+        "upgrade": upgrade.upgrade,
     },
     "Decide what may leave": {
         "policy": policy.app,

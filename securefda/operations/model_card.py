@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from securefda.formats import MODEL_CARD
 from securefda.operations.records import best_round, chosen_metric, metrics_in
 from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
 from securefda.operations.summary_text import ALONE, ANALYTIC, WARM, difference_text, setting_text
@@ -44,7 +45,7 @@ def card_of(record: RunRecord) -> dict[str, Any]:
         "adapted": adapted if adapted and adapted["kept"] else {},
     }
     return {
-        "schema_version": 1,
+        "schema_version": MODEL_CARD.number,
         "task": summary.get("task"),
         "federation": setting.get("federation"),
         "run": summary.get("run_id"),

@@ -23,11 +23,11 @@ from typing_extensions import TypedDict
 
 from securefda import __version__
 from securefda.errors import PolicyRefusal, SecureFdaError
+from securefda.formats import SUMMARY
 from securefda.privacy.dp_events import Budget
 from securefda.protocol.messages import Header, Signed, Visibility
 from securefda.task_metric import ACCURACY, TaskMetric
 
-SCHEMA_VERSION = 4
 REPORTED_ROUNDS = 5
 """The reported accuracy is the mean over this many last rounds, as in the paper's tables."""
 
@@ -646,7 +646,7 @@ class Summary:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Software to its version."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = SUMMARY.number
     """Version of this form."""
 
     def as_json(self) -> dict[str, Any]:

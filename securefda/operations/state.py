@@ -31,6 +31,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from securefda import __version__
 from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
+from securefda.formats import PROCESS_STATE
 from securefda.operations.pace import INTERVAL_S, Pace
 from securefda.operations.progress import SiteSteps
 from securefda.operations.run_folder import SITES_FOLDER
@@ -43,7 +44,6 @@ from securefda.site.kit import LOCAL, SETTINGS_FILE
 STATE_FILE = "status.json"
 """Its name in the site's run folder."""
 
-SCHEMA_VERSION = 1
 ENDED = "ended"
 """The last activity of a process that has ended by itself."""
 INTERRUPTED = "interrupted"
@@ -111,7 +111,7 @@ class ProcessState:
     epsilon_limit: float | None = None
     certificate_ends: UnixTime | None = None
     software_version: str = __version__
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = PROCESS_STATE.number
 
     @property
     def answered(self) -> str:
@@ -292,9 +292,9 @@ def read_state(folder: Path) -> ProcessState | None:
     if not path.exists():
         return None
     try:
-        value = json_value(read_file(path).data)
-        if isinstance(value, dict) and value.get("schema_version") != SCHEMA_VERSION:
-            why = f"is of version {value.get('schema_version')!r}, and this is version {SCHEMA_VERSION}"
+        data = read_file(path).data
+        value = json_value(data)
+        if why := PROCESS_STATE.why_not_of(data):
             raise ConfigError(str(path), why, hint="use the version of securefda that the process runs")
         return _STATE.validate_python(value)
     except ValidationError as error:

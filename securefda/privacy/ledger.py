@@ -25,6 +25,7 @@ from typing import Any
 
 from securefda.disk import await_descriptors
 from securefda.errors import OWNERS_ALONE, BudgetExhausted, ConfigError, TrainingError
+from securefda.formats import LEDGER
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import Budget, DpEvent, delta_warning
 from securefda.privacy.ledger_storage import (
@@ -53,7 +54,6 @@ from securefda.privacy.ledger_storage import (
 )
 from securefda.text import counted
 
-_SCHEMA_VERSION = 1
 _TABLE = "CREATE TABLE rows (number INTEGER PRIMARY KEY, body TEXT NOT NULL, digest BLOB NOT NULL)"
 _MAX_REASON = 500
 _USE_IT = "use it: securefda budget show --config FILE says what is spent"
@@ -147,7 +147,7 @@ class Ledger:
                 database.execute(_TABLE)
                 state = LedgerState(path, database, (), number, Doubt())
                 state.append("opened", now, {"ledger": ledger_id, **bound_to(data, number)})
-                database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+                database.execute(f"PRAGMA user_version = {LEDGER.number}")
             RowMarkers(path).advance(state.head)
         return cls(path, data)
 
@@ -336,9 +336,8 @@ def fingerprints_of(rows: Sequence[Row]) -> frozenset[str]:
 
 def _stored_rows(path: Path, database: sqlite3.Connection) -> tuple[Row, ...]:
     version = database.execute("PRAGMA user_version").fetchone()[0]
-    if version != _SCHEMA_VERSION:
-        hint = "use the release that made it, or put the newest copy back"
-        raise LedgerError(path, f"has schema version {version}, not {_SCHEMA_VERSION}", hint=hint)
+    if why := LEDGER.why_not(version):
+        raise LedgerError(path, why, hint="use that release, or put the newest copy back")
     # Fetch all: an unfinished query would keep the connection open for as long as its error lives.
     stored = database.execute("SELECT number, body, digest FROM rows ORDER BY number").fetchall()
     try:

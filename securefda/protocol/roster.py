@@ -18,6 +18,7 @@ from typing import Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import ConfigError
+from securefda.formats import ROSTER
 from securefda.parse import canonical_json, items, load_object, number, object_with, text, texts
 from securefda.protocol.envelope import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, sign_bytes, signature_is_valid
 
@@ -28,7 +29,6 @@ PIN_BYTES = 32
 MAX_SITES = 1024
 _MAX_NUMBER = 253_402_300_799  # the last second of the year 9999
 _MAX_LEGAL_ENTITY = 200
-_FORMAT = 1
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
@@ -164,8 +164,8 @@ class Roster:
         """
         try:
             fields = load_object(data, "version", "federation_id", "epoch", "sites")
-            if number(fields["version"]) != _FORMAT:
-                raise ConfigError("roster.version", "was written by another version of securefda")
+            if why := ROSTER.why_not(number(fields["version"])):
+                raise ConfigError("roster.version", why)
             entries = tuple(_entry(item) for item in items(fields["sites"]))
             roster = cls(text(fields["federation_id"]), number(fields["epoch"]), entries)
         except ValueError as error:
@@ -178,7 +178,7 @@ class Roster:
         """The one encoding of this roster: ASCII JSON, sorted keys, keys and pins in lower-case hex."""
         return canonical_json(
             {
-                "version": _FORMAT,
+                "version": ROSTER.number,
                 "federation_id": self.federation_id,
                 "epoch": self.epoch,
                 "sites": [

@@ -25,6 +25,7 @@ from cryptography.x509 import Certificate
 
 from securefda.disk import SECRET_MODE, FileContent, make_folder, read_file, write_file, writing_errors
 from securefda.errors import CertificateError, ConfigError, ConfigErrors
+from securefda.formats import KIT, SEEN_ROSTERS
 from securefda.parse import canonical_json, load_object, number, object_with, text, texts
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, is_name
@@ -57,7 +58,6 @@ LISTED_FILES = (CA_FILE, ENDPOINTS_FILE, TLS_CERTIFICATE_FILE)
 SECRET_FILES = (SIGNING_KEY_FILE, TLS_KEY_FILE)
 PUBLIC_FILES = (KIT_FILE, ROSTER_FILE, *LISTED_FILES)
 STARTUP_FILES = (*PUBLIC_FILES, *SECRET_FILES)
-_FORMAT = _ROSTERS_FORMAT = 1
 _FETCH = "fetch the site's startup kit again; startup/ is not for editing"
 
 
@@ -81,7 +81,7 @@ class Manifest:
         """Return the contents of ``kit.json``."""
         fields = canonical_json(
             {
-                "version": _FORMAT,
+                "version": KIT.number,
                 "federation_id": self.federation_id,
                 "site_id": self.site_id,
                 "role": self.role,
@@ -102,6 +102,8 @@ class Manifest:
             CertificateError: it is of another federation than ``ca``.
             ConfigError: it is malformed, or not signed by ``ca``.
         """
+        if why := KIT.why_not_of(data):
+            raise ConfigError(name, why, hint=_FETCH)
         try:
             envelope = load_object(data, "manifest", "ca_signature")
             signed = text(envelope["manifest"]).encode("ascii")
@@ -120,8 +122,8 @@ class Manifest:
     @classmethod
     def _parse(cls, data: bytes) -> Manifest:
         fields = load_object(data, "version", "federation_id", "site_id", "role", "epoch", "roster_digest", "files")
-        if number(fields["version"]) != _FORMAT:
-            raise ValueError("written by another version of securefda")
+        if number(fields["version"]) != KIT.number:
+            raise ValueError("of another format")
         if not is_name(text(fields["federation_id"])) or not is_name(text(fields["site_id"])):
             raise ValueError("malformed names")
         return cls(
@@ -538,9 +540,8 @@ def remember(local: Path, ca_fingerprint: str, roster: Roster) -> None:
     rosters = {ca: {"epoch": epoch, "digest": digest} for ca, (epoch, digest) in latest.items()}
     with writing_errors(local):
         make_folder(local)
-        write_file(
-            local / ROSTERS_FILE, canonical_json({"version": _ROSTERS_FORMAT, "rosters": rosters}) + b"\n", SECRET_MODE
-        )
+        data = canonical_json({"version": SEEN_ROSTERS.number, "rosters": rosters}) + b"\n"
+        write_file(local / ROSTERS_FILE, data, SECRET_MODE)
 
 
 def _read(local: Path) -> dict[str, tuple[int, str]]:
@@ -548,9 +549,12 @@ def _read(local: Path) -> dict[str, tuple[int, str]]:
     path = local / ROSTERS_FILE
     if not path.exists():
         return {}
+    data = read_file(path).data
+    if why := SEEN_ROSTERS.why_not_of(data):
+        raise ConfigError(str(path), why, hint="use that release; never delete this file")
     try:
-        fields = load_object(read_file(path).data, "version", "rosters")
-        if number(fields["version"]) != _ROSTERS_FORMAT or not isinstance(fields["rosters"], dict):
+        fields = load_object(data, "version", "rosters")
+        if number(fields["version"]) != SEEN_ROSTERS.number or not isinstance(fields["rosters"], dict):
             raise ValueError("another format")
         rosters = {ca: object_with(item, "epoch", "digest") for ca, item in fields["rosters"].items()}
         return {ca: (number(item["epoch"]), text(item["digest"])) for ca, item in rosters.items()}

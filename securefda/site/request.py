@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import ConfigError
+from securefda.formats import REQUEST
 from securefda.parse import canonical_json, items, load_object, number, text
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.roster import RosterEntry, check_name
@@ -34,7 +35,6 @@ REQUEST_MESSAGE, RENEWAL_MESSAGE = "EnrolmentRequest", "RenewalRequest"
 MAX_REQUEST_BYTES = 64 * 1024
 _TLS_STATEMENT = b"securefda/1/EnrolmentRequest.tls\0"
 _FINGERPRINT = b"securefda/1/SiteKeys\0"
-_FORMAT = 1
 _AGAIN = "ask the site for its request again: securefda site init"
 
 
@@ -159,6 +159,8 @@ class SiteRequest:
         Raises:
             ConfigError: these are no such bytes, or not in their one encoding, or the request is not sound.
         """
+        if why := REQUEST.why_not_of(data):
+            raise ConfigError(name, why, hint=_AGAIN)
         try:
             envelope = load_object(data, "request", "signing_proof", "tls_proof", "renewal_proof")
             fields = load_object(
@@ -175,7 +177,7 @@ class SiteRequest:
                 "csr",
             )
             role, address = text(fields["role"]), text(fields["address"])
-            if number(fields["version"]) != _FORMAT or role not in ("target", "source"):
+            if number(fields["version"]) != REQUEST.number or role not in ("target", "source"):
                 raise ValueError("another version, or no role")
             site = SiteSpec(
                 text(fields["site_id"]),
@@ -257,7 +259,7 @@ def _body(
 ) -> bytes:
     return canonical_json(
         {
-            "version": _FORMAT,
+            "version": REQUEST.number,
             "federation_id": federation_id,
             "site_id": site.site_id,
             "role": site.role,

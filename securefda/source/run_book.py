@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from securefda.errors import FaultyAggregatorError, PolicyRefusal
+from securefda.formats import RUN_BOOK
 from securefda.protocol.messages import Header, Signed
 from securefda.site.policy.schema import ReleaseLimits
 from securefda.state_file import StateFile
@@ -21,7 +22,6 @@ RUNS, UNFINISHED = "release.max-runs", "release.max-unfinished"
 
 ACCEPT_RUN = "securefda source start --accept-run"
 _DAY_S = 86_400
-_SCHEMA_VERSION = 2
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (run_id BLOB PRIMARY KEY, state TEXT NOT NULL, began_unix_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS sessions (session_id BLOB PRIMARY KEY, run_id BLOB NOT NULL);
@@ -58,7 +58,7 @@ class RunBook(StateFile):
         accept_run: bool = False,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(path, _TABLES, _SCHEMA_VERSION, exclusive=False)
+        super().__init__(path, _TABLES, RUN_BOOK, exclusive=False)
         self._limits, self._unix_time = limits, unix_time
         self._may_begin_one_more = accept_run
         if accept_run:

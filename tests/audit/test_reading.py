@@ -218,8 +218,8 @@ def checkpoint_of(origin: str) -> bytes:
         ("go.sum database tree", "a log of something else: its origin is 'go.sum database tree'"),
         ("securefda", "a log of something else"),
         ("securefda/x/hearts/site-a/run-1", "a log of something else"),
-        ("securefda/2/hearts/site-a/run-1", "has format 2 of a later release"),
-        ("securefda/2/of/another/form/than/ours", "has format 2 of a later release"),
+        ("securefda/2/hearts/site-a/run-1", "has format 2, and this release"),
+        ("securefda/2/of/another/form/than/ours", "has format 2, and this release"),
     ],
 )
 def test_log_of_another_program_or_a_later_release_is_refused(small: Path, origin: str, words: str) -> None:

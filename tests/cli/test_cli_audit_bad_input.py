@@ -81,7 +81,7 @@ def newer_format(log: Path) -> None:
         (other_folder, "is not the log of a run"),
         (empty, "has no record yet"),
         (foreign, "is a log of something else: its origin is 'go.sum database tree'"),
-        (newer_format, "has format 2 of a later release, this one knows 1"),
+        (newer_format, "reads format 1; a later release reads it"),
     ],
 )
 def test_what_is_no_log_of_this_release_ends_every_command_with_4(
@@ -129,7 +129,7 @@ def test_record_of_a_later_release_cannot_be_read_and_is_not_what_was_signed(log
     verify, *reading = refused(capsys, log, verify=13, reading=4)
 
     assert "edited at record 7" in verify
-    assert "record 7 of a later release: the record has version 2" in reading[0]
+    assert "record 7 of a later release: the record has format 2" in reading[0]
 
 
 def test_log_that_a_later_release_went_on_with_says_so(tmp_path: Path, capsys: Capture) -> None:

@@ -190,7 +190,7 @@ def test_what_cannot_be_seen_from_here_is_not_claimed(tmp_path: Path) -> None:
     [
         (lambda fields: b"{", "is not JSON"),
         (lambda fields: b"[]", "is not as a process writes it"),
-        (lambda fields: json.dumps(fields | {"schema_version": 99}).encode(), "is of version 99"),
+        (lambda fields: json.dumps(fields | {"schema_version": 99}).encode(), "has format 99"),
         (lambda fields: json.dumps(fields | {"process": "all"}).encode(), "process is not as a process writes it"),
         (lambda fields: json.dumps(fields | {"role": "witness"}).encode(), "role is not as a process writes it"),
         (lambda fields: b"[" * 100_000, "nested"),

@@ -75,7 +75,7 @@ EDITS: dict[str, tuple[tuple[str, ...], str]] = {
     "a row put in": (("INSERT INTO rows SELECT 6, body, digest FROM rows WHERE number = 5",), "row 6 was changed"),
     "a row that is no text": (("UPDATE rows SET body = 5 WHERE number = 3",), "row 3 was changed"),
     "the table dropped": (("DROP TABLE rows",), "no such table"),
-    "another schema": (("PRAGMA user_version = 7",), "schema version 7"),
+    "another schema": (("PRAGMA user_version = 7",), "has format 7"),
 }
 
 

@@ -385,7 +385,7 @@ def test_state_of_another_release_is_refused_and_left_alone(tmp_path: Path, kind
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(ConfigError, match="schema version 99") as caught:
+    with pytest.raises(ConfigError, match="has format 99") as caught:
         kind(path)
     assert "release" in caught.value.hint
     with sqlite3.connect(path) as database:

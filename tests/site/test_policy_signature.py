@@ -96,7 +96,7 @@ def flip_signature(data: bytes) -> bytes:
         (lambda _: b"", "is no signature of a policy"),
         (lambda _: b"{}", "is no signature of a policy"),
         (lambda _: b"[" * 100_000, "is no signature of a policy"),
-        (lambda data: data.replace(b'version\\":1', b'version\\":2'), "is no signature of a policy"),
+        (lambda data: data.replace(b'version\\":1', b'version\\":2'), "has format 2, and this release reads format 1"),
         (lambda data: data.replace(b"policy_sha256", b"policy_sha512"), "is no signature of a policy"),
         (lambda data: data[:-6] + b'xy"\n}\n', "is no signature of a policy"),
     ],

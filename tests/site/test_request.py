@@ -143,7 +143,7 @@ LIES: dict[str, tuple[Callable[[], bytes], str]] = {
         "names a host of lyon twice",
     ),
     "a field more": (lambda: signed(body_with(admin=True)), "is not a request of a site"),
-    "another version": (lambda: signed(body_with(version=2)), "is not a request of a site"),
+    "another version": (lambda: signed(body_with(version=2)), "has format 2, and this release reads format 1"),
     "a version that is true": (lambda: signed(body_with(version=True)), "is not a request of a site"),
     "a reserved site": (lambda: signed(body_with(site_id="ca")), "'ca' is reserved"),
     "no legal entity": (

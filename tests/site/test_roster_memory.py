@@ -95,7 +95,6 @@ def test_nothing_is_remembered_of_a_roster_that_is_refused(tmp_path: Path, roste
         b"",
         b"{}",
         b"null",
-        b'{"version":2,"rosters":{}}',
         b'{"version":1,"rosters":[]}',
         b'{"version":1,"rosters":{"aa":{"epoch":"1","digest":""}}}',
         b'{"version":1,"rosters":{"aa":{"epoch":1}}}',

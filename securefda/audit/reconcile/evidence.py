@@ -22,11 +22,12 @@ from securefda.audit.statements import StatementReader
 from securefda.audit.verification import Outcome
 from securefda.disk import read_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
+from securefda.formats import EVIDENCE
 from securefda.parse import BeyondBounds, json_value
 from securefda.text import aligned, printable
 from securefda.transport.wire import WireError
 
-FORMAT: Final = "securefda-evidence/1"
+FORMAT: Final = f"securefda-evidence/{EVIDENCE.number}"
 MAX_EVIDENCE_BYTES: Final = 64 * 1024 * 1024
 _MOST_VALUES: Final = 1_000_000
 """Values in a file that are parsed: an empty list is two bytes there and a hundred in memory."""
@@ -91,7 +92,7 @@ class Evidence:
         except ValueError as error:
             raise EvidenceError("it is no JSON of ASCII") from error
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            raise EvidenceError(f"it does not say that it is {FORMAT}")
+            raise EvidenceError(f"it {EVIDENCE.why_not_of(data) or f'does not say that it is {FORMAT}'}")
         try:
             exhibits = tuple(map(_exhibit, _a(list, fields["claims"])))
             roster = _decode(fields["roster"])

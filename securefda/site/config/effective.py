@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from securefda.formats import RUN_SETTINGS
 from securefda.parse import canonical_json, load_object, texts
 from securefda.settings import Settings, known_keys, read_toml
 from securefda.site.config.key_help import toml
@@ -21,7 +22,6 @@ DEFAULT = "default"
 HIDDEN = "(hidden)"
 _SECRET = re.compile(r"pass(word|phrase|wd)?|secret|token|credential|api-?key|private-?key", re.IGNORECASE)
 _EMPTY, _ABSENT = "{}", "not set"
-_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def secret_options(options: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 def kept_settings(settings: Settings) -> bytes:
     """Return the values as a run's folder keeps them, for a later comparison."""
-    return canonical_json({"version": _FORMAT, "settings": values_of(settings)}) + b"\n"
+    return canonical_json({"version": RUN_SETTINGS.number, "settings": values_of(settings)}) + b"\n"
 
 
 def changes_since(kept: bytes, settings: Settings) -> list[str]:

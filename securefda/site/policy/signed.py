@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.disk import read_file, write_file
 from securefda.errors import ConfigError
+from securefda.formats import POLICY
 from securefda.parse import canonical_json, load_object, number, text
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.site.policy.schema import SourcePolicy, parse_policy
 
 POLICY_MESSAGE = "Policy"
 _MODE = 0o644
-_FORMAT = 1
 _HINT = "read it with 'securefda policy explain', then 'securefda policy sign KIT'"
 
 
@@ -37,14 +37,14 @@ class _Statement:
 
     def to_bytes(self) -> bytes:
         """The signed bytes."""
-        return canonical_json({"version": _FORMAT} | asdict(self))
+        return canonical_json({"version": POLICY.number} | asdict(self))
 
     @classmethod
     def parse(cls, data: bytes) -> _Statement:
         """Read what was signed. Raises ValueError for anything else."""
         fields = load_object(data, "version", "federation_id", "site_id", "policy_sha256")
-        if number(fields["version"]) != _FORMAT:
-            raise ValueError("written by another version of securefda")
+        if number(fields["version"]) != POLICY.number:
+            raise ValueError("of another format")
         return cls(text(fields["federation_id"]), text(fields["site_id"]), text(fields["policy_sha256"]))
 
 
@@ -58,12 +58,35 @@ def policy_signature(federation_id: str, site_id: str, key: Ed25519PrivateKey, p
         policy: the file's bytes, verbatim, in UTF-8.
     """
     statement = _Statement(federation_id, site_id, hashlib.sha256(policy).hexdigest()).to_bytes()
+    return _file_of(statement, policy, sign_bytes(key, POLICY_MESSAGE, statement))
+
+
+def _file_of(statement: bytes, policy: bytes, signature: bytes) -> bytes:
     envelope = {
         "policy": statement.decode("ascii"),
         "policy_text": policy.decode("utf-8"),
-        "site_signature": sign_bytes(key, POLICY_MESSAGE, statement).hex(),
+        "site_signature": signature.hex(),
     }
     return json.dumps(envelope, sort_keys=True, indent=1).encode("ascii") + b"\n"
+
+
+def with_policy_text(signature_file: Path, data: bytes, policy: bytes) -> bytes:
+    """Complete a ``policy.sig`` of format 0, which holds no text, with the contents of the ``policy.toml`` beside it.
+
+    The site's signature stays as it is: it is over the digest of the text.
+
+    Raises:
+        ConfigError: the policy is not the one that was signed, or this is no such signature.
+    """
+    try:
+        envelope = load_object(data, "policy", "site_signature")
+        statement, signature = text(envelope["policy"]).encode("ascii"), bytes.fromhex(text(envelope["site_signature"]))
+        signed = _Signed(_Statement.parse(statement), statement, signature, policy)
+    except ValueError as error:
+        raise _wrong(signature_file, "is no signature of a policy") from error
+    if not signed.covers(policy):
+        raise _wrong(signature_file.with_suffix(".toml"), "was changed after it was signed")
+    return _file_of(statement, policy, signature)
 
 
 def write_policy_signature(file: Path, policy: bytes, federation_id: str, site_id: str, key: Ed25519PrivateKey) -> None:
@@ -141,6 +164,8 @@ class _Signed:
 
 def _parse(file: Path, data: bytes) -> _Signed:
     """Return what a ``policy.sig`` holds, not yet checked."""
+    if why := POLICY.why_not_of(data):
+        raise ConfigError(str(file), why, hint="'securefda upgrade KIT' says what to do")
     try:
         envelope = load_object(data, "policy", "policy_text", "site_signature")
         statement = text(envelope["policy"]).encode("ascii")
