@@ -87,7 +87,7 @@ async def test_a_join_of_another_build_is_refused_unread_and_both_sides_say_so()
     recorded: list[object] = []
     sites = Sites()
     async with (
-        sites.listening(FAST, observer=lambda *what: recorded.append(what)) as (server, address),
+        sites.listening(FAST, observer=lambda *what, **_: recorded.append(what)) as (server, address),
         sites.connected(1, address, FAST) as channel,
     ):
         await joined(server, 1)
@@ -104,7 +104,7 @@ async def test_a_join_of_another_build_is_refused_unread_and_both_sides_say_so()
 async def test_a_header_of_an_aggregator_that_claims_less_ends_the_source_before_it_is_read() -> None:
     build, theirs, ours = APART["less than here"]
     recorded: list[object] = []
-    async with meeting(observer=lambda *what: recorded.append(what)) as (server, channel):
+    async with meeting(observer=lambda *what, **_: recorded.append(what)) as (server, channel):
         await server.send([(1, header_of(build))])
         with pytest.raises(OtherBuild) as caught:
             await soon(channel.receive())
