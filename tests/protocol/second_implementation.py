@@ -94,6 +94,18 @@ def numbers(packed: bytes) -> list[int]:
     return values
 
 
+# Builds.
+
+
+def is_of_another_build(envelope: bytes, own: dict[str, Any]) -> bool:
+    """Whether a Header or a Join must be left unread, looked at as section 3 says."""
+    fields = read(envelope)
+    (body,) = fields.get(BODY["Header"], []) + fields.get(30, [])
+    said = [read(build) for build in read(body).get(30, [])]
+    mine = (own["wire_version"], own["capabilities"])
+    return [(build[1][0], [name.decode() for name in build.get(3, [])]) for build in said] != [mine]
+
+
 # Derivations.
 
 

@@ -20,6 +20,7 @@ from securefda.protocol import (
 FILES = sorted(path.stem for path in VECTORS.glob("*.json"))
 COUNTED: dict[str, tuple[list[str], list[str]]] = {
     "boxes": ([], ["invalid"]),
+    "builds": (["valid"], ["invalid"]),
     "derivations": ([], []),
     "down_link": (["valid"], ["invalid"]),
     "fixed_point": (["valid"], ["invalid"]),

@@ -47,6 +47,14 @@ def test_second_implementation_imports_nothing_of_the_library(module: Any) -> No
     }
 
 
+@pytest.mark.parametrize(("cases", "apart"), [("valid", False), ("invalid", True)])
+def test_builds_part_from_those_that_the_library_parts_from(cases: str, apart: bool) -> None:
+    record = load("builds")
+    for case in record[cases]:
+        found = second_implementation.is_of_another_build(bytes.fromhex(case["bytes"]), record["own"])
+        assert found is apart, case["claim"]
+
+
 @pytest.mark.parametrize("name", SESSIONS)
 def test_every_message_of_a_session_is_the_published_one(name: str) -> None:
     assert replica(name).messages == session(name)["messages"]

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.protocol import messages as m
 from securefda.protocol.envelope import sign_bytes
-from securefda.transport.wire import BODY_FIELDS, encode, encode_signed
+from securefda.transport.wire import BODY_FIELDS, encode, encode_signed, other_build
 from securefda.v1 import messages_pb2 as pb
 
 SESSION_ID = bytes(range(32))
@@ -545,4 +545,40 @@ def build() -> dict[str, Any]:
     return {"valid": valid(), "malformed": malformed(), "forged": forged(), "unwrapped": unwrapped()}
 
 
-SETS = {"messages": build}
+def _opening(body: m.Header | m.Join, edit: Callable[[Any], None] = lambda _: None) -> str:
+    """An Envelope with a Header or a Join, as another build may write it."""
+    proto = pb.Envelope.FromString(encode(m.Envelope(SESSION_ID, 1, CONTEXT, body)))
+    edit(getattr(proto, BODY_FIELDS[type(body)]))
+    return proto.SerializeToString(deterministic=True).hex()
+
+
+def _of_another_schema(message: Any) -> None:
+    message.ClearField("architecture_digest")
+    message.MergeFromString(b"\x92\x03\x02\x08\x01")  # field 50, of no schema
+
+
+def builds() -> dict[str, Any]:
+    """What a reader of the build ``own`` reads on, and what it leaves unread without an accusation."""
+    later, most = replace(BUILD, wire_version=BUILD.wire_version + 1), BUILD.capabilities
+    bodies = [_header(), m.Join(_digest(28), m.Visibility.SUM, metrics=True, build=BUILD)]
+    valid, invalid = [], []
+    for kind in bodies:
+        newer = replace(kind, build=replace(BUILD, software_version="9.9.9"))
+        valid.append({"claim": "another version alone", "bytes": _opening(newer)})
+        for claim, build, edit in (
+            ("another wire version", later, lambda _: None),
+            ("another wire version, and another schema", later, _of_another_schema),
+            ("a capability less", replace(BUILD, capabilities=most[:-1]), lambda _: None),
+            ("no capability", replace(BUILD, capabilities=()), lambda _: None),
+            ("a capability more", replace(BUILD, capabilities=(*most, "zzz")), lambda _: None),
+            ("no build", BUILD, _clear("build")),
+        ):
+            invalid.append({"claim": claim, "bytes": _opening(replace(kind, build=build), edit)})
+    for cases, apart in ((valid, False), (invalid, True)):
+        for case in cases:
+            read = other_build(pb.SignedMessage(signed_bytes=bytes.fromhex(case["bytes"])))
+            assert (read is not None) is apart, case["claim"]
+    return {"own": plain(BUILD), "valid": valid, "invalid": invalid}
+
+
+SETS = {"messages": build, "builds": builds}
