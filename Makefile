@@ -5,6 +5,7 @@
 # make lint         what CI checks beside the tests
 # make lock         renew the locks, requirements*.lock, from pyproject.toml
 # make audit-deps   look up what is locked in a database of known vulnerabilities
+# make release      what a release consists of, of the last commit, in OUT=dist; KEY=FILE signs it
 #
 # TORCH=cuda sets up, in a new .venv, with PyTorch's build for NVIDIA GPUs, several GB; without it, with the one for CPUs.
 
@@ -19,7 +20,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 # Where nothing compiled is kept, every process that a test starts compiles the package anew, and so does every worker.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-deep docs lint lint-style lint-types lint-imports lint-generated lint-prose lint-growth lock audit-deps clean
+.PHONY: demo test test-deep docs lint lint-style lint-types lint-imports lint-generated lint-prose lint-growth lock audit-deps release clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -93,9 +94,14 @@ lock: $(TOOLS)/.ready
 	$(COMPILE) --group tools --output-file requirements-tools.lock >/dev/null
 	$(COMPILE) --group torch --constraint requirements-dev.lock --output-file requirements-torch-cuda.lock >/dev/null
 	$(COMPILE) --group torch --no-deps --default-index $(CPU_INDEX) --output-file requirements-torch-cpu.lock >/dev/null
+	PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(BIN)/python docs/support.py
 
 audit-deps: $(TOOLS)/.ready
 	@.ci/audit-deps $(TOOLS)/bin/pip-audit
+
+OUT := dist
+release: $(READY) $(TOOLS)/.ready
+	@PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(BIN)/python release.py build "$(OUT)" $(if $(KEY),--sign "$(KEY)")
 
 clean:
 	rm -rf $(VENV) $(TOOLS) docs/_build build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -75,6 +75,17 @@ def test_locks_agree_with_each_other() -> None:
     assert PROJECT["dependency-groups"]["torch"] == [f"torch=={min(versions('requirements-torch-cpu.lock')['torch'])}"]
 
 
+def test_the_page_of_wheels_is_of_these_locks() -> None:
+    page = (ROOT / "docs" / "reference" / "support.md").read_text().partition("<!-- wheels -->")[2]
+    shown = dict(re.findall(r"^\| ([a-z0-9-]+) \| (\d[\w.]*) \|", page, re.MULTILINE))
+    known = versions("requirements.lock") | versions("requirements-torch-cuda.lock")
+    assert {name: {version} for name, version in shown.items()} == {name: known[name] for name in shown}
+    assert {"torch", "numpy", "cryptography"} <= shown.keys()
+    counted = re.search(r"The other (\d+) packages", page)
+    assert counted is not None
+    assert int(counted[1]) == len(versions("requirements.lock")) - len(shown.keys() - {"torch"})
+
+
 def test_only_the_lock_of_the_build_for_gpus_has_what_cuda_needs() -> None:
     """A new name has its place in CUDA_ONLY of the Makefile."""
     of_cuda = re.compile("nvidia-|cuda-|triton")
