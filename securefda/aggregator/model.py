@@ -334,7 +334,9 @@ class RunModel:
         return ModelChange(total, vector, server)
 
     def _stepped(self, update: Vector64) -> Vector:
-        return self._rounded((self.vector + update).astype(np.float32))
+        # Added in float64, and each block rounded at once: no vector of float64 more.
+        stepped = np.empty_like(self.vector)
+        return self._rounded(np.add(self.vector, update, out=stepped, dtype=np.float64, casting="same_kind"))
 
     def _validated(self, current: CurrentRound, update: Vector64) -> tuple[Vector64, float | None]:
         """The step towards the rule's update with the lowest loss on the validation rows, and its share of that update.

@@ -110,8 +110,9 @@ def peaks_after(before: Vector64 | None, sums: Iterable[PartialSum], sizes: Sequ
     starts = _starts(sizes)
     seen = np.zeros(len(sizes))
     for one in sums:
-        largest = np.maximum.reduceat(np.abs(one.vector), starts) / math.sqrt(len(one.members))
-        np.maximum(seen, largest, out=seen)
+        # Both ends, for the absolute values would be another vector of the model's length.
+        ends = np.maximum.reduceat(one.vector, starts), -np.minimum.reduceat(one.vector, starts)
+        np.maximum(seen, np.maximum(*ends) / math.sqrt(len(one.members)), out=seen)
     if before is None:
         return seen
     return np.where(seen > 0, np.maximum(seen, FADE * before), before)

@@ -6,7 +6,7 @@ The opened sums of an attempt give V, w and n of the round's rule, and these giv
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
@@ -62,11 +62,25 @@ def total_of(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> 
     Raises:
         FaultySum: honest contributions cannot give one of the sums.
     """
-    total, errors = ContributionSum(terms.header.n_summed), DeltaErrors(0.0, 0.0, 0.0)
     for partial in sums.partial_sums:
         if not partial.statistics.weight > 0:
             raise FaultySum("a sum has no samples")
         check_sum(terms, partial.vector, partial.statistics.weight, len(partial.members))
+    match sums.partial_sums:
+        case [only] if only.level is not Visibility.COHORT:  # it is the total: a copy would be as long as the model
+            of_only = only.statistics
+            total = RoundTotal(only.vector, of_only.kept, of_only.weight, of_only.errors)
+        case _:
+            total = _added_up(terms, target, sums)
+    check_kept(terms.plan, total.kept, total.samples)
+    means = total.errors.times(1 / total.samples) if terms.plan.select and total.errors and total.samples else None
+    return replace(total, errors=means)
+
+
+def _added_up(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> RoundTotal:
+    """The total of several sums or of cohorts, its errors weighted by samples."""
+    total, errors = ContributionSum(terms.header.n_summed), DeltaErrors(0.0, 0.0, 0.0)
+    for partial in sums.partial_sums:
         if partial.level is Visibility.COHORT:
             samples = partial.statistics.weight
             share = partial.statistics.kept / samples
@@ -79,9 +93,7 @@ def total_of(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> 
             total.add_sum(partial.vector, partial.statistics.kept, partial.statistics.weight)
             found = partial.statistics.errors
         errors = errors.plus(found) if found else errors
-    check_kept(terms.plan, total.kept, total.samples)
-    mean_errors = errors.times(1 / total.samples) if terms.plan.select and total.samples > 0 else None
-    return RoundTotal(total.vector, total.kept, total.samples, mean_errors)
+    return RoundTotal(total.vector, total.kept, total.samples, errors)
 
 
 def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_samples: int) -> Vector64:

@@ -17,7 +17,7 @@ import numpy as np
 
 from securefda.errors import ConfigError
 from securefda.parse import json_value
-from securefda.protocol.encoding import Vector64
+from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Envelope, Header, Receipt, Result, Signed, Visibility
 from securefda.protocol.transcript import round_terms
 from securefda.rules import ServerState
@@ -223,7 +223,7 @@ class AggregatorStore(RunStore):
                     "INSERT OR REPLACE INTO last_result VALUES (0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", kept.row()
                 )
                 database.execute("DELETE FROM receipts")
-                beside = b"" if result_model is None else result_model.astype("<f4").tobytes()
+                beside = b"" if result_model is None else vector_to_wire(result_model)
                 database.execute("UPDATE run SET result_model = ?", (beside,))
             else:
                 database.execute("UPDATE run SET result_model = model WHERE length(result_model) = 0")
@@ -232,7 +232,7 @@ class AggregatorStore(RunStore):
             if own is not None:
                 insert_personal(database, own[0], record["round"], own[1])
             self._insert_record(database, record)
-            values = (model.astype("<f4").tobytes(), result_digest, record["round"], state)
+            values = (vector_to_wire(model), result_digest, record["round"], state)
             database.execute("UPDATE run SET model = ?, result_digest = ?, round = ?, released = 1, server = ?", values)
         self._remember_record(record)
 

@@ -223,4 +223,5 @@ def test_aggregator_keeps_the_sum_and_not_the_uploads(tmp_path: Path):
     assert max(many.uploads) - min(many.uploads) < VECTOR / 2, "every upload left something behind"
     assert max(many.uploads) - max(few.uploads) < VECTOR / 2
     assert many.most - few.most < VECTOR / 2
-    assert few.most > VECTOR, "a sum was held at some time"
+    # The model, the opened sum before and after decoding (in float64), the update (in float64), and the new model.
+    assert 7 * VECTOR <= few.most < 7.5 * VECTOR

@@ -10,11 +10,12 @@ import pytest
 from rounds_federation import Federation, changed, until
 
 from securefda.aggregator import model as rounds_model
+from securefda.aggregator.headers import n_max_for
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after
 from securefda.aggregator.rounds import largest_factor
 from securefda.aggregator.sums import PartialSum
 from securefda.audit.reconcile.reconciled_runs import reconcile_folder
-from securefda.protocol.encoding import AggregateStatistics, vector_from_wire
+from securefda.protocol.encoding import N_STATISTICS, AggregateStatistics, EncodedLayer, Quantisation, vector_from_wire
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility
 from securefda.rules import RoundPlan, project
@@ -37,6 +38,20 @@ def a_sum(*values: float, members: int = 4) -> PartialSum:
 )
 def test_auto_takes_the_fewest_bits_that_leave_14_to_a_source(bits: int, n_max: int, width: int) -> None:
     assert narrowest(bits, n_max) == width
+
+
+@pytest.mark.parametrize(("sources", "later"), [(2, 2.0), (3, 2.5), (32, 2.5), (33, 3.0)])
+def test_only_the_first_round_of_a_large_model_takes_four_bytes_a_parameter(sources: int, later: float) -> None:
+    """Counted, not sent: 24.5 million parameters in layers of very different sizes."""
+    sizes, n_max = (24_000_000, 499_000, 1000, 10), n_max_for(sources)
+
+    def bytes_a_parameter(peaks: np.ndarray | None) -> float:
+        words = format_for(narrowest(0, n_max), peaks, clip=CLIP, sizes=sizes)
+        layers = tuple(map(EncodedLayer, sizes, words.ranges))
+        return Quantisation(layers, n_max, words.bits, N_STATISTICS).nbytes / sum(sizes)
+
+    assert bytes_a_parameter(None) == pytest.approx(4.0, abs=1e-5)
+    assert bytes_a_parameter(np.full(len(sizes), 1e-4)) == pytest.approx(later, abs=1e-5)
 
 
 def test_ranges_lie_above_the_largest_coordinate_that_a_source_may_have() -> None:
