@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -20,6 +20,8 @@ from securefda.audit.keys import Keys, keys_of, roster_named
 from securefda.audit.log_files import AuditError
 from securefda.audit.merkle import ProofError
 from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, NoLog, being_written, logs_at, open_log
+from securefda.audit.report.disclosure import SiteDisclosure, disclosure_of
+from securefda.audit.report.party_tables import read_party
 from securefda.audit.signed_notes import Checkpoint, LogName, Note, NoteError
 from securefda.audit.statements import StatementReader
 from securefda.audit.verify import Finding, Verification, verify_log
@@ -113,6 +115,7 @@ class Checked:
         note: the newest checkpoint, or None.
         inclusion: the requested proof, checked; None if none was requested, or it failed.
         kept: the result of comparing the records with the messages beside the log.
+        disclosed: what left the party by the records that the verification vouches for; None if it vouches for none.
         notes: facts that the reader should know, one line each.
     """
 
@@ -126,6 +129,7 @@ class Checked:
     note: Note | None
     inclusion: Inclusion | None
     kept: KeptVerdict
+    disclosed: SiteDisclosure | None
     notes: tuple[str, ...]
 
 
@@ -233,7 +237,24 @@ def _check(opened: _Opened, known: list[bytes], question: Question) -> Checked:
     if can_begin and (fault is None or fault.kind != "wrong-roster"):
         kept = kept_verdict(log, verified, StatementReader(keys.roster), live=live)
     notes = (*_about(log, live, verified), *keys.warnings, *keys.notes, *verified.notes, *kept.notes)
-    return Checked(log, keys, name, live, needed, verified, fault, _newest(log, verified), inclusion, kept, notes)
+    disclosed = _disclosed(log, keys, verified)
+    note = _newest(log, verified)
+    return Checked(log, keys, name, live, needed, verified, fault, note, inclusion, kept, disclosed, notes)
+
+
+_OF_DISCLOSURE: Final = ('"disclosure":{"', '"type":"ledger-updated"')
+"""What stands in the records that say what left and what bounds it: only these are parsed once more."""
+
+
+def _disclosed(log: LogFolder, keys: Keys, verified: Verification) -> SiteDisclosure | None:
+    finding = verified.finding
+    end = verified.size if finding is None or finding.kind == "missing-cosignature" else finding.index
+    try:
+        records = chain.from_iterable(log.records(0, end, holding=part) for part in _OF_DISCLOSURE)
+        tables = read_party(log.party, records)
+    except AuditError:
+        return None
+    return disclosure_of(tables, is_target=keys.roles.get(log.party) == "target") if end else None
 
 
 def _is_never_signed(log: LogFolder) -> bool:
@@ -376,6 +397,7 @@ def _json(checked: Checked) -> dict[str, Any]:
         "being_written": checked.live,
         "finding": None if checked.fault is None else asdict(checked.fault),
         "kept_messages": checked.kept.to_json(),
+        "disclosure": None if checked.disclosed is None else checked.disclosed.to_json(),
         "notes": list(checked.notes),
         "record": record,
     }
@@ -418,6 +440,7 @@ def _rows(checked: Checked) -> Iterator[tuple[str, str]]:
             yield "", f"and {lost - _MOST_LOST} more; --format json lists all of them"
     else:
         yield "kept", "messages were not compared: nothing of the log can be trusted"
+    yield "disclosed", checked.disclosed.text if checked.disclosed else "not known: no record can be trusted"
     for note in checked.notes:
         yield "note", note
 

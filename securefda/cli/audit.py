@@ -34,6 +34,9 @@ AnyRoster = Annotated[
     Path | None,
     typer.Option("--roster", metavar="FILE", help="The roster that you trust; default: a kit's, else the logs' own."),
 ]
+TrustedRoster = Annotated[
+    Path, typer.Option("--roster", metavar="FILE", help="The federation's roster, from a source that you trust.")
+]
 Last = Annotated[int | None, typer.Option("--last", metavar="N", min=0, max=100_000, help="Only the last N of them.")]
 _Peer = Annotated[list[str] | None, typer.Option("--peer", metavar="SITE", help="Of messages with this site.")]
 _Round = Annotated[list[int] | None, typer.Option("--round", metavar="N", min=0, help="Of this round; 0: outside.")]
@@ -167,15 +170,33 @@ def report(
     run: Annotated[str, typer.Option("--run", metavar="RUN", help="Which run, where there are logs of several.")] = "",
     roster: AnyRoster = None,
     require_all: _RequireAll = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option("--sign", metavar="KIT", help="Sign the page with the key of this kit; verify-report checks it."),
+    ] = None,
     output: OutputFormat = Format.TXT,
 ) -> int:
     """Write one self-contained page about a run: who disclosed what to whom, epsilon, bytes, alarms, what is proved.
 
-    The page is written whatever the logs are; exit code 13 says that something is wrong with them.
+    It has two verdicts: on the logs, and on what bounds what the run revealed. The page is written whatever the logs
+    are; exit code 13 says that something is wrong with them.
     """
     from securefda.audit.report.file import write_audit_page
 
-    return _print(output, write_audit_page(folder, out, run, roster, now(), require_all=require_all))
+    return _print(output, write_audit_page(folder, out, run, roster, now(), require_all=require_all, sign=sign))
+
+
+@app.command("verify-report")
+def verify_report(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A page that report --sign has written.")],
+    *,
+    roster: TrustedRoster,
+    output: OutputFormat = Format.TXT,
+) -> int:
+    """Check which site made and signed a page, and that no byte was changed since; exit code 13 if not."""
+    from securefda.audit.report.signature import verify_page
+
+    return _print(output, verify_page(file, roster))
 
 
 @app.command("reconcile")
@@ -225,9 +246,7 @@ def reconcile(
 def verify_evidence(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What reconcile --evidence has written.")],
     *,
-    roster: Annotated[
-        Path, typer.Option("--roster", metavar="FILE", help="The federation's roster, from a source that you trust.")
-    ],
+    roster: TrustedRoster,
     output: OutputFormat = Format.TXT,
 ) -> int:
     """Check, without logs or kits, that signed messages prove what they are said to prove; exit code 13 if not."""

@@ -29,6 +29,7 @@ class State:
         text: more of it, a sentence or two.
         hint: what to do about it; empty where there is nothing to do.
         lines: what it rests on, or what belongs to it.
+        of: what this is the state of, where a page has several; may be empty.
     """
 
     tone: Tone
@@ -36,6 +37,7 @@ class State:
     text: str = ""
     hint: str = ""
     lines: Sequence[Line] = ()
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +185,11 @@ class Page:
         under: lines below the heading: whose page it is, of which run, and from when.
         state: what it comes to.
         sections: in order; those without parts are left out.
+        beside: further states, which do not follow from the first.
     """
 
     title: str
     under: Sequence[str]
     state: State
     sections: Sequence[Section]
+    beside: Sequence[State] = ()

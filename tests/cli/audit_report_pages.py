@@ -44,6 +44,12 @@ class Page(HTMLParser):
             self._rows[-1][-1] = f"{self._rows[-1][-1]} {text}".strip()
 
     @property
+    def states(self) -> list[str]:
+        """The tones of the verdicts at the head of the page."""
+        classes = [str(attrs.get("class")).split() for tag, attrs in self.tags if tag == "div"]
+        return [names[1] for names in classes if names[0] == "state"]
+
+    @property
     def text(self) -> str:
         return " ".join(self.pieces)
 

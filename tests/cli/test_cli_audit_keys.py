@@ -187,3 +187,23 @@ def test_log_that_does_not_begin_with_run_began_names_no_roster(tmp_path: Path) 
     assert found is None
     party.keep_roster()
     assert keys_of(party.path).disagreement(found) is None
+
+
+def test_a_page_is_signed_with_the_key_of_a_kit_and_checked_with_the_roster(kit: Path, tmp_path: Path) -> None:
+    of_this_kit(kit)
+    page, roster_file = tmp_path / "page.html", str(kit / "startup/roster.json")
+    main(["audit", "report", str(kit), "--out", str(page), "--sign", str(kit)])
+    assert "source-1 signed this page" in page.read_text()
+    assert main(["audit", "verify-report", str(page), "--roster", roster_file]) == 0
+
+    page.write_bytes(page.read_bytes().replace(b"Audit of", b"audit of"))
+    assert main(["audit", "verify-report", str(page), "--roster", roster_file]) == 13
+
+
+def test_no_page_is_signed_with_the_kit_of_another_federation(
+    kit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, page = Party(tmp_path / "elsewhere").write(), tmp_path / "page.html"
+    assert main(["audit", "report", str(log), "--out", str(page), "--sign", str(kit)]) == 4
+    assert "is the kit of another federation" in capsys.readouterr().err
+    assert not page.exists()

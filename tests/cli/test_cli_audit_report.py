@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from audit_report_logs import RUN, TARGET, Logs
@@ -17,6 +18,7 @@ from securefda.audit.log_records import Decision
 from securefda.cli import main
 from securefda.operations.records import summarise
 from securefda.operations.run_folder import RunFolder
+from securefda.protocol.messages import Visibility
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
@@ -40,7 +42,7 @@ def test_logs_that_agree_are_verified_and_said_to(honest: Page) -> None:
     assert "The logs of all 4 sites verify, and agree with each other and with the signed messages." in honest.text
     assert "✓ In order" in honest.text
     assert "Attention" not in honest.source
-    assert {"care", "failed"}.isdisjoint(attrs.get("class") for _, attrs in honest.tags)
+    assert {"td care", "td failed"}.isdisjoint(f"{tag} {attrs.get('class')}" for tag, attrs in honest.tags)
     assert [row[1].split()[0] for row in honest.tables["logs"][1:]] == ["verified"] * 4
     assert "No alarm, no abort and no refusal is recorded." in honest.text
 
@@ -84,10 +86,39 @@ def test_epsilon_stands_beside_the_limit_of_the_policy_that_was_loaded(tmp_path:
     assert "limit 8" in page.source
 
 
-def test_without_a_charge_nothing_is_said_to_bound_anything(tmp_path: Path) -> None:
-    page = page_of(Logs(tmp_path / "run", noise=False).write(1))
-    assert "nothing bounds what updates, sums and the model tell of a row" in page.text
+def test_logs_in_order_of_a_run_without_noise_are_no_single_green_tick(tmp_path: Path) -> None:
+    class Bare(Run):
+        levels = (Visibility.SUM, Visibility.SUM)
+
+        def alter_event(self, site: str, kind: str, number: int, facts: dict[str, Any]) -> dict[str, Any] | None:
+            return None if kind == "ledger-updated" else facts
+
+    (tmp_path / "trusted.json").write_bytes(ROSTER.canonical_bytes())
+    page = page_of(Bare(tmp_path / "run").write(), 0, "--roster", str(tmp_path / "trusted.json"))
+    assert page.states == ["done", "care"]
+    assert "✓ In order" in page.text
+    assert "hospital-a, hospital-b, hospital-c, each: 2 contributions left only in sums" in page.text
+    assert "Nothing bounds what the sums and the model reveal about a row" in page.text
     assert "epsilons" not in page.tables
+
+
+def test_an_update_in_clear_without_noise_is_red_beside_logs_in_order(tmp_path: Path) -> None:
+    page = page_of(Logs(tmp_path / "run", noise=False, bare=("source-2",)).write(1))
+    assert page.states[1] == "failed"
+    assert "✕ source-2: 1 contribution left in clear." in page.text
+
+
+def test_training_that_diverged_and_a_loss_that_rose_stand_at_the_top(tmp_path: Path, capsys: Capture) -> None:
+    folder = Logs(tmp_path / "run").write(1)
+    run = RunFolder(folder)
+    for number, loss in enumerate((1.0, 0.5, 2.0, 3.0), 1):
+        run.append_round({"round": number, "loss": loss, "refused": {"source-1": "DIVERGED"} if number == 3 else {}})
+    page = page_of(folder)
+    assert page.states[2:] == ["care"]
+    assert "source-1 said in round 3 that its training diverged." in page.text
+    assert "The target's loss rose from 0.75 in round 2 to 2.5 in round 4, means of 2 rounds." in page.text
+    out = capsys.readouterr().out
+    assert "training    source-1 said in round 3 that its training diverged." in out
 
 
 def test_a_round_without_a_charge_is_not_hidden_by_those_with_one(tmp_path: Path) -> None:
@@ -180,7 +211,10 @@ def test_a_refusal_is_counted_once_however_many_tell_of_it(here: tuple[str, ...]
 
 def test_the_page_says_when_it_was_made_and_has_a_glossary_and_a_block_to_sign(honest: Page) -> None:
     assert re.search(r"This page was made on \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC by securefda", honest.text)
-    assert "Its verdict is: In order. Name and role" in honest.text
+    assert (
+        "Its verdict is: In order. On what was disclosed it says: Bounded by noise, but not the target's rows. Name"
+        in (honest.text)
+    )
     assert {"glossary", "signoff"} <= {str(attrs.get("id")) for _, attrs in honest.tags}
 
 

@@ -57,7 +57,7 @@ def judged(folder: Path, roster: Path, capsys: Capture, *options: str) -> dict[s
     assert len(reported["data"]["findings"]) == len(found)
     assert all(what in line for what, line in zip(found, reported["data"]["findings"], strict=True))
     tones = {"fine": "done", "attention": "care", "unjudged": "unknown", "tampering": "failed"}
-    assert re.findall(r'<div class="state (\w+)"', text) == [tones[verdict["severity"]]]
+    assert re.findall(r'<div class="state (\w+)"', text)[0] == tones[verdict["severity"]]
     assert f"</span>{verdict['headline']}</p>" in text
     assert (code == 13) == any(point["finding"] for point in verdict["points"])
     assert (verdict["severity"] == "fine") == (verdict["points"] == [])

@@ -10,12 +10,15 @@ from securefda.audit.reading import NoLog, looks_like_log
 from securefda.audit.reconcile.outcome import error_of, history_json, verdict_json
 from securefda.audit.reconcile.run_verdict import finding_line
 from securefda.audit.report.page import GENERATOR, render_page
+from securefda.audit.report.signature import signed_page
 from securefda.audit.report.sources import LogState, read_sources
 from securefda.audit.report.words import verification_text
 from securefda.audit.verification import Outcome
 from securefda.disk import require_new
+from securefda.errors import ConfigError
 from securefda.operations.run_folder import replace_file
-from securefda.text import printable
+from securefda.site.kit import load_kit
+from securefda.text import aligned, printable
 
 _PAGE: Final = "audit.html"
 _MARK: Final = f'<meta name="generator" content="{GENERATOR}">'.encode()
@@ -24,7 +27,14 @@ _HEAD_BYTES: Final = 1000
 
 
 def write_audit_page(
-    folder: Path, out: Path | None, run: str, roster: Path | None, made: datetime, *, require_all: bool | None = None
+    folder: Path,
+    out: Path | None,
+    run: str,
+    roster: Path | None,
+    made: datetime,
+    *,
+    require_all: bool | None = None,
+    sign: Path | None = None,
 ) -> Outcome:
     """Read the logs at or below ``folder`` and write the page. The outcome has the error that ``reconcile`` has.
 
@@ -35,6 +45,7 @@ def write_audit_page(
         roster: file of the roster that the user trusts.
         made: now, with a time zone.
         require_all: as of `securefda.audit.reconcile.reconciled_runs.reconcile_folder`.
+        sign: the kit of the site that makes and signs the page, if it is to be signed.
 
     Raises:
         NoLog: there is none that can be read.
@@ -45,9 +56,16 @@ def write_audit_page(
         raise NoLog(folder, "is no folder", hint="name a run folder, a kit, or a folder with logs in it")
     page = out or (Path(_PAGE) if looks_like_log(folder) else folder / _PAGE)
     require_new("--out", page, replaces=lambda data: _MARK in data[:_HEAD_BYTES])
+    kit = None if sign is None else load_kit(sign, made)
     sources = read_sources(folder, run, roster, require_all=require_all)
-    replace_file(page, render_page(sources, made).encode("utf-8"))
-    reconciled, verdict = sources.reconciled, sources.verdict
+    if kit is not None and kit.federation_id != sources.keys.federation:
+        why = f"is the kit of another federation, {kit.federation_id}, not of {sources.keys.federation}"
+        raise ConfigError(f"--sign {sign}", why, hint="name the kit of a site of this federation")
+    rendered = render_page(sources, made, "" if kit is None else kit.site_id).encode("utf-8")
+    if kit is not None:
+        rendered = signed_page(rendered, kit.federation_id, kit.site_id, kit.signing_key)
+    replace_file(page, rendered)
+    reconciled, verdict, disclosure = sources.reconciled, sources.verdict, sources.disclosure
     data = {
         "page": str(page),
         "run": sources.run,
@@ -57,13 +75,18 @@ def write_audit_page(
         "missing": list(reconciled.missing),
         "compared": len(reconciled.logs) > 1,
         "findings": [*map(finding_line, reconciled.outcome.findings)],
+        "disclosure": disclosure.to_json(),
+        "training": {"known": sources.record is not None, "faults": sources.training},
+        "signed_by": None if kit is None else kit.site_id,
     }
     data |= verdict_json(verdict) | history_json(sources.history)
     error = error_of(sources.all_runs, None, everything=True)
+    rows = [("integrity", printable(verdict.text)), ("disclosure", printable(disclosure.text))]
+    rows += [("training", printable(fault)) for fault in sources.training]
     if error is not None:
         error.hint = f"{page} was written and says what is wrong"
-        return Outcome(data, "", error)
-    return Outcome(data, f"{printable(str(page))}\n{printable(verdict.text)}")
+        return Outcome(data, aligned(rows[1:]), error)
+    return Outcome(data, f"{printable(str(page))}\n{aligned(rows)}")
 
 
 def _log_data(log: LogState) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The audit page: one self-contained HTML file for people who were not there. It claims what logs prove, no more.
 
-Its verdict is that of ``securefda audit reconcile``: `securefda.audit.reconcile.run_verdict` makes both from one list
-of findings and notices. What the run disclosed is said beside it without a judgement: that is for the reader.
+Its verdict on the logs is that of ``securefda audit reconcile``: `securefda.audit.reconcile.run_verdict` makes both
+from one list of findings and notices. The verdict on what the run disclosed stands beside it: none follows from the
+other.
 """
 
 from __future__ import annotations
@@ -60,9 +61,13 @@ PROVES: Final = (
     "Levels and numbers of sources are from the log of the discloser. That a masked update can be read only inside its "
     "sum rests on the protocol and on the policies' assumptions, and not on the logs.",
     "Epsilon is what each site's privacy ledger came to. Times are those of each site's own clock.",
-    "This page itself is not signed. Who needs proof takes the logs and runs securefda audit verify and securefda "
-    "audit reconcile on them.",
 )
+_NOT_SIGNED: Final = "This page itself is not signed: --sign KIT signs it."
+_SIGNED: Final = (
+    "{} signed this page, as its last line says: securefda audit verify-report FILE --roster ROSTER checks that no "
+    "byte was changed since."
+)
+_PROOF: Final = "Who needs proof takes the logs and runs securefda audit verify and securefda audit reconcile on them."
 _ALL_RUNS: Final = (
     "A target that begins run after run, takes something before the sum and hangs up leaves each single log in order. "
     "So all runs of which a log is here are counted, whichever of them this page is about. A round is lost for a "
@@ -72,12 +77,13 @@ _ALL_RUNS: Final = (
 )
 
 
-def render_page(sources: Sources, made: datetime) -> str:
+def render_page(sources: Sources, made: datetime, signer: str = "") -> str:
     """Return the page.
 
     Args:
         sources: what it is made from.
         made: now, with a time zone.
+        signer: the site that will sign it, if one will.
     """
     verdict, federation = sources.verdict, sources.keys.federation
     points = [(_TONES[point.severity], point.what) for point in verdict.points]
@@ -86,24 +92,32 @@ def render_page(sources: Sources, made: datetime) -> str:
         verdict.headline,
         _WHAT_TO_DO.get(verdict.severity, verdict.scope) if points else verdict.scope,
         lines=_first(points, MOST_POINTS, "{} more: securefda audit reconcile --all lists them."),
+        of="Integrity: are the logs what the sites signed, and do they agree?",
     )
+    disclosure, of = sources.disclosure, "Disclosure: what bounds what the run revealed, by the sites' own logs?"
+    lines = _first([*disclosure.lines()], MOST_POINTS, "{} more.")
+    beside = [State(disclosure.tone, disclosure.headline, lines=lines, of=of)]
+    if faults := sources.training:
+        of = "Training, by the target's run folder, which nobody signed"
+        beside.append(State("care", "Look at the training", lines=[("care", fault) for fault in faults], of=of))
     under = (
         f"run {sources.run}",
         _period(sources),
         f"This page was made on {words.moment_text(made)} by securefda {__version__}.",
     )
-    page = Page(f"Audit of federation {federation}", under, state, list(_sections(sources, made)))
+    proves = [*PROVES, f"{_SIGNED.format(signer) if signer else _NOT_SIGNED} {_PROOF}"]
+    page = Page(f"Audit of federation {federation}", under, state, list(_sections(sources, made, proves)), beside)
     return static_page(page, f"Audit of run {sources.run} of {federation}", GENERATOR)
 
 
-def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
+def _sections(sources: Sources, made: datetime, said_to_prove: Sequence[str]) -> Iterator[Section]:
     yield Section("figures", "Figures", [Tiles(_tiles(sources))])
     disclosed, proves = (
         "What the run disclosed, and what the sites recorded",
         "What this page proves, and what it does not",
     )
     yield Section("said", disclosed, [_plain(facts_of(sources))], short="What was disclosed")
-    yield Section("proves", proves, [_plain(PROVES)], short="What this proves")
+    yield Section("proves", proves, [_plain(said_to_prove)], short="What this proves")
     federation: list[Part] = [tables.sites_table(sources), *_policies(sources)]
     yield Section("federation", "The federation and its policies", federation, short="Federation and policies")
     yield Section("all-runs", "All runs of these sites", [_ALL_RUNS, tables.runs_table(sources)], short="All runs")
@@ -116,7 +130,7 @@ def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
         who,
         *([matrix] if matrix else []),
         tables.flows_table(sources),
-        tables.rounds_table(sources),
+        Fold("rounds", "Round by round", [tables.rounds_table(sources)]),
     ]
     yield Section("disclosures", "Who disclosed what to whom", disclosures, short="Disclosures")
     timeline = tables.timeline_table(sources)
@@ -138,7 +152,7 @@ def _sections(sources: Sources, made: datetime) -> Iterator[Section]:
     yield Section("about", "About this page", [Facts(_about_the_page(sources, made))])
     read = (
         f"I have read this page on run {sources.run} of federation {sources.keys.federation}. Its verdict is: "
-        f"{sources.verdict.headline}."
+        f"{sources.verdict.headline}. On what was disclosed it says: {sources.disclosure.headline}."
     )
     blanks = ("Name and role", "Organisation", "Decision, remarks", "Place and date", "Signature")
     yield Section("signoff", "Sign-off", [read, Facts([(blank, "") for blank in blanks])])
@@ -257,13 +271,10 @@ def facts_of(sources: Sources) -> Iterator[str]:
         what = sorted({_PUBLISHED[flow.what] for flow in disclosing})
         yield f"{names(what)} went in clear to {whom}, in {count}."
     yield _about_incidents(sources)
-    charged = [party for party in sources.tables if party.epsilons]
-    if charged:
-        largest = max(charged, key=lambda party: party.epsilons[-1].epsilon)
-        sites = f"{counted(len(charged), 'site')} charged a ledger for noise"
-        yield f"{sites}; the largest epsilon spent is {largest.epsilons[-1].epsilon:.3f}, of {largest.party}."
-    else:
-        yield "No log here records a charge for noise: nothing bounds what updates, sums and the model tell of a row."
+    if sources.record is None:
+        yield "Logs hold no losses: whether training went well, only the target's run folder says."
+    elif not sources.training:
+        yield "No training diverged and no loss rose, by the target's run folder, which nobody signed."
 
 
 def _about_incidents(sources: Sources) -> str:

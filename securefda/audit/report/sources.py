@@ -16,7 +16,10 @@ from securefda.audit.reconcile.check import PartyLog
 from securefda.audit.reconcile.history import History
 from securefda.audit.reconcile.reconciled_runs import ReconciledRun, ReconciledRuns, reconcile_runs
 from securefda.audit.reconcile.run_verdict import Verdict, verdict_of
+from securefda.audit.report.disclosure import DisclosureVerdict, disclosure_verdict
+from securefda.audit.report.overview import unreported
 from securefda.audit.report.party_tables import PartyTables, read_party
+from securefda.audit.report.training import training_faults
 from securefda.audit.verify import Verification
 from securefda.errors import ConfigError
 
@@ -103,6 +106,20 @@ class Sources:
     def tables(self) -> tuple[PartyTables, ...]:
         """The tables of the logs, one for each party."""
         return tuple(log.tables for log in self.logs if not log.is_copy)
+
+    @property
+    def disclosure(self) -> DisclosureVerdict:
+        """The verdict on what the sites disclosed."""
+        senders = (arrival.sender for arrival in unreported(self.tables))
+        return disclosure_verdict(self.tables, self.keys.roles, senders)
+
+    @property
+    def training(self) -> list[str]:
+        """What went wrong in training, a sentence each; nothing of figures that no run writes."""
+        try:
+            return training_faults(self.record)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return []
 
 
 def read_sources(root: Path, run: str = "", roster: Path | None = None, *, require_all: bool | None = None) -> Sources:

@@ -18,7 +18,7 @@ from securefda.site.policy.template import RULES_OF_SOURCES
 from securefda.site.policy.verdict import rules_that_publish_the_target, rules_that_send_features
 from securefda.text import counted, first_of
 
-_OF_USE = 20.0
+OF_USE = 20.0
 """Epsilon above which a guess may as well be certain: e^20 is 5e8."""
 
 
@@ -55,7 +55,7 @@ def _bound(policy: SourcePolicy) -> str:
 
 
 def _odds(epsilon: float) -> str:
-    if epsilon > _OF_USE:
+    if epsilon > OF_USE:
         return "So large an epsilon bounds nothing of use: a guess whether a row was trained on may be certain."
     ratio = math.exp(epsilon)
     # Upper bounds are rounded up.
