@@ -255,5 +255,41 @@ def verify_evidence(
     return _print(output, said_of_evidence(*judge_evidence(file, roster)))
 
 
+@app.command("receipt")
+def receipt(
+    log: LogArgument,
+    *,
+    round_number: Annotated[int, typer.Option("--round", metavar="N", min=1, help="Of which round.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The receipt, a new file.")],
+    run: _Run = "",
+    roster: RosterOption = None,
+    output: OutputFormat = Format.TXT,
+) -> int:
+    """Write what proves to a third party that a source's masked input was in the sum of a round's result.
+
+    It is made from the source's own log and the signed messages beside it. The page on receipts says what it proves.
+    """
+    from securefda.audit.reading import log_at
+    from securefda.audit.receipt import write_receipt
+
+    return _print(output, write_receipt(log_at(log, run), round_number, out, roster))
+
+
+@app.command("verify-receipt")
+def verify_receipt(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What audit receipt has written.")],
+    *,
+    roster: TrustedRoster,
+    site: Annotated[str, typer.Option("--site", metavar="SITE", help="It must be of this source.")] = "",
+    run: Annotated[str, typer.Option("--run", metavar="RUN", help="It must be of this run; the beginning.")] = "",
+    round_number: Annotated[int, typer.Option("--round", metavar="N", min=0, help="It must be of this round.")] = 0,
+    output: OutputFormat = Format.TXT,
+) -> int:
+    """Check a receipt with the roster alone, without logs, kits or anybody's word; exit code 13 names what is wrong."""
+    from securefda.audit.receipt_check import verify_receipt
+
+    return _print(output, verify_receipt(file, roster, site=site, run=run, round_number=round_number))
+
+
 def _print(output: Format, outcome: Outcome) -> int:
     return print_outcome(output, outcome.data, outcome.text, outcome.error)
