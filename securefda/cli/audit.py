@@ -174,6 +174,15 @@ def report(
         Path | None,
         typer.Option("--sign", metavar="KIT", help="Sign the page with the key of this kit; verify-report checks it."),
     ] = None,
+    maps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="TEXT",
+            help="Also put the facts under the questions of nist-800-226, edpb-28-2024, ehds or iso-27559. It may be "
+            "given several times.",
+        ),
+    ] = None,
     output: OutputFormat = Format.TXT,
 ) -> int:
     """Write one self-contained page about a run: who disclosed what to whom, epsilon, bytes, alarms, what is proved.
@@ -183,7 +192,10 @@ def report(
     """
     from securefda.audit.report.file import write_audit_page
 
-    return _print(output, write_audit_page(folder, out, run, roster, now(), require_all=require_all, sign=sign))
+    wanted = tuple(dict.fromkeys(maps or ()))
+    return _print(
+        output, write_audit_page(folder, out, run, roster, now(), require_all=require_all, sign=sign, maps=wanted)
+    )
 
 
 @app.command("verify-report")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from securefda.audit.reading import NoLog, looks_like_log
 from securefda.audit.reconcile.outcome import error_of, history_json, verdict_json
 from securefda.audit.reconcile.run_verdict import finding_line
+from securefda.audit.report.mapped import mapping_json, mapping_line, require_mappings
 from securefda.audit.report.page import GENERATOR, render_page
 from securefda.audit.report.signature import signed_page
 from securefda.audit.report.sources import LogState, read_sources
@@ -35,6 +37,7 @@ def write_audit_page(
     *,
     require_all: bool | None = None,
     sign: Path | None = None,
+    maps: Sequence[str] = (),
 ) -> Outcome:
     """Read the logs at or below ``folder`` and write the page. The outcome has the error that ``reconcile`` has.
 
@@ -46,6 +49,7 @@ def write_audit_page(
         made: now, with a time zone.
         require_all: as of `securefda.audit.reconcile.reconciled_runs.reconcile_folder`.
         sign: the kit of the site that makes and signs the page, if it is to be signed.
+        maps: names of texts under whose questions the facts stand, too.
 
     Raises:
         NoLog: there is none that can be read.
@@ -56,12 +60,13 @@ def write_audit_page(
         raise NoLog(folder, "is no folder", hint="name a run folder, a kit, or a folder with logs in it")
     page = out or (Path(_PAGE) if looks_like_log(folder) else folder / _PAGE)
     require_new("--out", page, replaces=lambda data: _MARK in data[:_HEAD_BYTES])
+    require_mappings(maps)
     kit = None if sign is None else load_kit(sign, made)
     sources = read_sources(folder, run, roster, require_all=require_all)
     if kit is not None and kit.federation_id != sources.keys.federation:
         why = f"is the kit of another federation, {kit.federation_id}, not of {sources.keys.federation}"
         raise ConfigError(f"--sign {sign}", why, hint="name the kit of a site of this federation")
-    rendered = render_page(sources, made, "" if kit is None else kit.site_id).encode("utf-8")
+    rendered = render_page(sources, made, "" if kit is None else kit.site_id, maps).encode("utf-8")
     if kit is not None:
         rendered = signed_page(rendered, kit.federation_id, kit.site_id, kit.signing_key)
     replace_file(page, rendered)
@@ -77,12 +82,14 @@ def write_audit_page(
         "findings": [*map(finding_line, reconciled.outcome.findings)],
         "disclosure": disclosure.to_json(),
         "training": {"known": sources.record is not None, "faults": sources.training},
+        "mappings": [mapping_json(sources, name) for name in maps],
         "signed_by": None if kit is None else kit.site_id,
     }
     data |= verdict_json(verdict) | history_json(sources.history)
     error = error_of(sources.all_runs, None, everything=True)
     rows = [("integrity", printable(verdict.text)), ("disclosure", printable(disclosure.text))]
     rows += [("training", printable(fault)) for fault in sources.training]
+    rows += [(name, printable(mapping_line(sources, name))) for name in maps]
     if error is not None:
         error.hint = f"{page} was written and says what is wrong"
         return Outcome(data, aligned(rows[1:]), error)

@@ -14,7 +14,7 @@ from typing import Final
 from securefda import __version__
 from securefda.audit.reconcile.history import MOST_UNFINISHED_IN_A_ROW, MOST_UNFINISHED_RUNS_A_DAY
 from securefda.audit.reconcile.run_verdict import finding_line, gathered
-from securefda.audit.report import party_charts, tables, words
+from securefda.audit.report import mapped, party_charts, tables, words
 from securefda.audit.report.overview import all_flows, unreported
 from securefda.audit.report.sources import Sources
 from securefda.glossary import entries
@@ -77,13 +77,14 @@ _ALL_RUNS: Final = (
 )
 
 
-def render_page(sources: Sources, made: datetime, signer: str = "") -> str:
+def render_page(sources: Sources, made: datetime, signer: str = "", maps: Sequence[str] = ()) -> str:
     """Return the page.
 
     Args:
         sources: what it is made from.
         made: now, with a time zone.
         signer: the site that will sign it, if one will.
+        maps: texts under whose questions its facts stand, too.
     """
     verdict, federation = sources.verdict, sources.keys.federation
     points = [(_TONES[point.severity], point.what) for point in verdict.points]
@@ -106,11 +107,12 @@ def render_page(sources: Sources, made: datetime, signer: str = "") -> str:
         f"This page was made on {words.moment_text(made)} by securefda {__version__}.",
     )
     proves = [*PROVES, f"{_SIGNED.format(signer) if signer else _NOT_SIGNED} {_PROOF}"]
-    page = Page(f"Audit of federation {federation}", under, state, list(_sections(sources, made, proves)), beside)
+    sections = [*_sections(sources, made, proves, maps)]
+    page = Page(f"Audit of federation {federation}", under, state, sections, beside)
     return static_page(page, f"Audit of run {sources.run} of {federation}", GENERATOR)
 
 
-def _sections(sources: Sources, made: datetime, said_to_prove: Sequence[str]) -> Iterator[Section]:
+def _sections(sources: Sources, made: datetime, said_to_prove: Sequence[str], maps: Sequence[str]) -> Iterator[Section]:
     yield Section("figures", "Figures", [Tiles(_tiles(sources))])
     disclosed, proves = (
         "What the run disclosed, and what the sites recorded",
@@ -148,6 +150,8 @@ def _sections(sources: Sources, made: datetime, said_to_prove: Sequence[str]) ->
     trouble: list[Part] = [accusation, tables.incidents_table(sources)]
     yield Section("trouble", "Alarms, aborts and refusals", trouble, short="Alarms and refusals")
     yield Section("verification", "Verification", list(_verification(sources)), short="Verification")
+    for name in maps:
+        yield mapped.mapping_section(sources, name)
     yield Section("glossary", "Glossary", [Facts(GLOSSARY)], short="Glossary")
     yield Section("about", "About this page", [Facts(_about_the_page(sources, made))])
     read = (
@@ -270,43 +274,11 @@ def facts_of(sources: Sources) -> Iterator[str]:
         whom = names(sorted({flow.receiver for flow in disclosing}))
         what = sorted({_PUBLISHED[flow.what] for flow in disclosing})
         yield f"{names(what)} went in clear to {whom}, in {count}."
-    yield _about_incidents(sources)
+    yield words.incidents_text(sources.tables)
     if sources.record is None:
         yield "Logs hold no losses: whether training went well, only the target's run folder says."
     elif not sources.training:
         yield "No training diverged and no loss rose, by the target's run folder, which nobody signed."
-
-
-def _about_incidents(sources: Sources) -> str:
-    """Alarms, aborts and refusals, and whom the logs blame: one site's word is no proof against another."""
-    counts = _incident_counts(sources)
-    if not any(counts.values()):
-        return "No alarm, no abort and no refusal is recorded."
-    counted_kinds = ", ".join(counted(number, kind) for kind, number in counts.items() if number)
-    by: dict[str, set[str]] = {}
-    for party in sources.tables:
-        for site in {site for incident in party.incidents for site in incident.accused}:
-            by.setdefault(site, set()).add(party.party)
-    blamed = "; ".join(f"{site} is blamed by {names(sorted(parties))}" for site, parties in sorted(by.items()))
-    return f"Recorded: {counted_kinds}." + (f" By their own word, which proves nothing: {blamed}." if blamed else "")
-
-
-def _incident_counts(sources: Sources) -> dict[str, int]:
-    """Count incidents by kind. A refusal is an event, a sent message and a received one, but counts once."""
-    by_site: dict[tuple[str, str], int] = {}
-    for party in sources.tables:
-        for item in party.incidents:
-            site = item.peer if item.kind.endswith("-received") else party.party
-            by_site[item.kind, site] = by_site.get((item.kind, site), 0) + item.count
-    sites = {site for _, site in by_site}
-    refusals = sum(
-        max(by_site.get((kind, site), 0) for kind in ("refused", "refusal-sent", "refusal-received")) for site in sites
-    )
-    counts = {
-        word: sum(count for (kind, _), count in by_site.items() if kind == of)
-        for of, word in (("alarm", "alarm"), ("aborted", "abort"))
-    }
-    return counts | {"refusal": refusals}
 
 
 def _tiles(sources: Sources) -> list[tuple[str, str, str]]:
@@ -315,7 +287,7 @@ def _tiles(sources: Sources) -> list[tuple[str, str, str]]:
     flows = all_flows(sources.tables)
     bare = sum(flow.messages for flow in flows if tables.shows_update(flow) and not tables.shows_target(flow))
     masked = sum(flow.messages for flow in flows if flow.level != "individual" and flow.what in words.CONTRIBUTIONS)
-    counts, what = _incident_counts(sources), words.contributions_in(flows)
+    counts, what = words.incident_counts(sources.tables), words.contributions_in(flows)
     tiles = [
         (f"{sound} of {len(sources.keys.roles)}", "sites whose log is here and verifies"),
         (f"{rounds:,}", "rounds in these logs"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 from securefda.audit.reconcile.history import SiteRun, ranges
 from securefda.audit.report.overview import Alike, Moment
-from securefda.audit.report.party_tables import Flow, Incident
+from securefda.audit.report.party_tables import Flow, Incident, PartyTables
 from securefda.audit.verify import Verification
 from securefda.text import counted, names
 
@@ -169,6 +169,38 @@ def incident_rounds(incident: Incident) -> str:
     if incident.first_round == incident.last_round:
         return str(incident.first_round)
     return f"{incident.first_round or 'outside rounds'} to {incident.last_round}"
+
+
+def incidents_text(tables: Sequence[PartyTables]) -> str:
+    """Alarms, aborts and refusals, and whom the logs blame: one site's word is no proof against another."""
+    counts = incident_counts(tables)
+    if not any(counts.values()):
+        return "No alarm, no abort and no refusal is recorded."
+    counted_kinds = ", ".join(counted(number, kind) for kind, number in counts.items() if number)
+    by: dict[str, set[str]] = {}
+    for party in tables:
+        for site in {site for incident in party.incidents for site in incident.accused}:
+            by.setdefault(site, set()).add(party.party)
+    blamed = "; ".join(f"{site} is blamed by {names(sorted(parties))}" for site, parties in sorted(by.items()))
+    return f"Recorded: {counted_kinds}." + (f" By their own word, which proves nothing: {blamed}." if blamed else "")
+
+
+def incident_counts(tables: Sequence[PartyTables]) -> dict[str, int]:
+    """Count incidents by kind. A refusal is an event, a sent message and a received one, but counts once."""
+    by_site: dict[tuple[str, str], int] = {}
+    for party in tables:
+        for item in party.incidents:
+            site = item.peer if item.kind.endswith("-received") else party.party
+            by_site[item.kind, site] = by_site.get((item.kind, site), 0) + item.count
+    sites = {site for _, site in by_site}
+    refusals = sum(
+        max(by_site.get((kind, site), 0) for kind in ("refused", "refusal-sent", "refusal-received")) for site in sites
+    )
+    counts = {
+        word: sum(count for (kind, _), count in by_site.items() if kind == of)
+        for of, word in (("alarm", "alarm"), ("aborted", "abort"))
+    }
+    return counts | {"refusal": refusals}
 
 
 def event_text(moment: Moment, updates: str = "") -> str:
