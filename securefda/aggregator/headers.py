@@ -35,7 +35,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.secret import draw
 from securefda.protocol.transcript import architecture_digest
 from securefda.protocol.weighed_contribution import terms_of
-from securefda.rules import CANDIDATES, RoundPlan, Rule, Strategy, moments_length, round_plan
+from securefda.rules import RoundPlan, Rule, Strategy, moments_length, possible_plans, round_plan
 from securefda.site.config import FederationConfig, require_rule_at_sum
 from securefda.site.policy.verdict import plan_levels
 from securefda.tasks import TaskSettings, load_task
@@ -287,9 +287,7 @@ def n_max_for(sources: int) -> int:
 
 def rules_of_run(strategy: Strategy) -> list[RuleTerms]:
     """Every rule that can be in a header of the run, each once."""
-    estimates = (None, *({rule: 0.0} for rule in CANDIDATES))
-    plans = [round_plan(strategy, number, errors) for number in (1, strategy.rounds) for errors in estimates]
-    return list(dict.fromkeys(terms_of(plan) for plan in plans if plan.needs_sources))
+    return list(dict.fromkeys(map(terms_of, possible_plans(strategy))))
 
 
 def schedule_of(run_id: bytes, settings: RunSettings, sources: int) -> Schedule | None:

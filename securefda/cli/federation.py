@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -150,6 +151,9 @@ def init(
         )
         for site in site_ids
     ]
+    recipient = next(
+        one.legal_entity for one in ([request.site for request in asked] if asked else sites) if one.role == "target"
+    )
     deployed = {} if deploy is None else _deployed(deploy, config, aggregator, str(bound))
     enrolment = init_federation(
         out,
@@ -157,7 +161,7 @@ def init(
         asked or sites,
         aggregator=aggregator,
         server_name=server_name,
-        policy_text=lambda site: _policy_text(config, site),
+        policy_text=lambda site: _policy_text(config, site, recipient),
         settings_text=lambda site: kit_settings_toml(config, site, str(bound), routes.get(site, "")),
         now=now(),
     )
@@ -189,7 +193,7 @@ def add(
     """Enrol one more source; every kit in the folder gets the next roster epoch."""
     from securefda.site.config import kit_settings_toml, load_federation
     from securefda.site.endpoints import SiteSpec
-    from securefda.site.enrolment import add_site, read_request
+    from securefda.site.enrolment import add_site, read_request, target_of
 
     config = load_federation(config_file, (), os.environ)
     asked = None
@@ -203,7 +207,7 @@ def add(
     enrolment = add_site(
         folder,
         asked or SiteSpec(site, "source", entity or site, tuple(name)),
-        policy_text=lambda site_id: _policy_text(config, site_id),
+        policy_text=lambda site_id: _policy_text(config, site_id, target_of(folder).legal_entity),
         settings_text=lambda site_id: kit_settings_toml(config, site_id, ""),
         now=now(),
         fingerprint=fingerprint,
@@ -337,11 +341,14 @@ def _deployed(kind: Deploy, config: FederationConfig, aggregator: Address, liste
     }
 
 
-def _policy_text(config: FederationConfig, site: str) -> str:
+def _policy_text(config: FederationConfig, site: str, recipient: str) -> str:
+    """Return a source's first policy: it permits the planned run for a year, and names the target's organisation."""
     from securefda.site.config import site_policy
     from securefda.site.policy import default_policy_text
 
-    return default_policy_text(site, site_policy(config, site))
+    policy = site_policy(config, site)
+    ends = {"recipient": recipient, "expires": (now() + timedelta(days=365)).date().isoformat()}
+    return default_policy_text(site, policy.model_copy(update={"agreement": policy.agreement.model_copy(update=ends)}))
 
 
 def _data(enrolment: Enrolment) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import typer
 from securefda.cli.options import Kit, OutputFormat, file_or_sample, now
 from securefda.cli.output import Format, print_outcome, print_result, print_text
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.text import aligned
+from securefda.text import aligned, counted
 
 if TYPE_CHECKING:
     from securefda.local.policy_check import Verdict
@@ -142,6 +142,8 @@ def explain(
         try:
             load_signed_policy(file.kit)
             signature = f"right, by {file.kit.site_id}"
+            if people := file.kit.signers():
+                signature += f" and {counted(len(people), 'person', 'people')}"
         except SecureFdaError as error:
             signature = str(error)
     data = {"policy": str(file.path), "site": name, "sources": len(sources) or None, "signature": signature}
@@ -149,7 +151,8 @@ def explain(
         text = f"{words.text()}\n\nSignature: {signature}"
     else:
         brief = in_brief(loaded, len(sources) or None, file.kit.roster.target.site_id if file.kit else "")
-        text = aligned([*brief, ("signed", signature), ("more", _full_command(policy, federation, site))])
+        until = f"; until {loaded.agreement.expires}" if loaded.agreement.expires else ""
+        text = aligned([*brief, ("signed", f"{signature}{until}"), ("more", _full_command(policy, federation, site))])
     print_result(output, data | asdict(words), text)
 
 
@@ -199,20 +202,24 @@ def template(
 @app.command("sign")
 def sign(
     kit: Kit,
+    name: Annotated[str, typer.Option("--name", help="The person who signs, where people sign by name.")] = "",
+    role: Annotated[str, typer.Option("--role", help="In which role: data protection officer.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Sign KIT/local/policy.toml as its site; no process starts with an unsigned one.
 
-    It shows what differs from the policy that the site signed last. On a terminal it asks before it signs.
+    It shows what differs from the policy that the site signed last. On a terminal it asks before it signs. With --name,
+    a person signs: those who signed the same policy before stay.
     """
+    from contextlib import suppress
     from hashlib import sha256
 
     from securefda.disk import read_file, writing_errors
     from securefda.site.kit import POLICY_FILE, load_kit, naming
     from securefda.site.policy import changes, in_brief, parse_policy, require_satisfiable
     from securefda.site.policy import explain as in_words
-    from securefda.site.policy.signed import write_policy_signature
+    from securefda.site.policy.signed import SignedBy, read_with_people, with_person, write_policy_signature
 
     own = load_kit(kit, now())
     if own.role == "target":
@@ -223,6 +230,13 @@ def sign(
     with naming(own.site_id):
         policy = parse_policy(contents, file)
         require_satisfiable(policy, own.site_id, sources)
+    people: tuple[SignedBy, ...] = ()
+    with suppress(ConfigError):  # of another text or key: all sign again
+        known, earlier = read_with_people(file, own.federation_id, own.site_id, own.entry.signing_key)
+        people = earlier if known == contents else ()
+    needed = policy.agreement.signatures_required
+    if name or role or len(people) < needed:
+        people = with_person(people, name, role, now().date().isoformat())
     before, compared = _signed_before(own, file)
     differs = None if before is None else changes(before, policy)
     shown = [compared if differs is None else _changes_text(differs, own.site_id)]
@@ -230,17 +244,22 @@ def sign(
     signed = not sys.stdin.isatty() or yes
     if not signed:
         print_text("\n".join(shown), sys.stderr)
-        signed, shown = typer.confirm(f"sign it as {own.site_id}?", err=True), []
+        who = f"{people[-1].name}, for {own.site_id}" if name else own.site_id
+        signed, shown = typer.confirm(f"sign it as {who}?", err=True), []
     words, digest = in_words(policy, own.site_id, len(sources)), sha256(contents).hexdigest()
     changed = None if differs is None else [asdict(change) for change in differs]
     data = {"site": own.site_id, "federation": own.federation_id, "policy": str(file), "sha256": digest}
-    found: dict[str, Any] = data | asdict(words) | {"signed": signed, "changes": changed}
+    found: dict[str, Any] = data | asdict(words) | {"signed": signed, "changes": changed, "required": needed}
+    found["people"] = [asdict(person) for person in people]
     if not signed:
         print_result(output, found, "nothing was signed")
         return
     with writing_errors(file):
-        write_policy_signature(file, contents, own.federation_id, own.site_id, own.signing_key)
+        write_policy_signature(file, contents, own.federation_id, own.site_id, own.signing_key, people=people)
     shown += [f"{own.site_id} signed {file} for {own.federation_id}", f"SHA-256 {digest}"]
+    shown += [f"signed on {person.day}: {person.name}, {person.role}" for person in people]
+    if len(people) < needed:
+        shown.append(f"{needed - len(people)} more must sign by name before a process starts")
     print_result(output, found, "\n".join(shown))
 
 

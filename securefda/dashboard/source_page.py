@@ -233,7 +233,7 @@ def _policy(seen: Seen) -> Section:
     loaded = _loaded(seen.log)
     if loaded and loaded != policy.digest:
         lines.append(("failed", "The process runs with another policy than this one: it was changed after the start."))
-    keys = ("learns", "hidden", "noise", "pays", "keeps", "rests")
+    keys = ("learns", "hidden", "noise", "pays", "keeps", "agreed", "rests")
     folds = [
         Fold(key, heading, [Lines([("", sentence) for sentence in sentences])])
         for key, (heading, sentences) in zip(keys, policy.words.parts(), strict=True)

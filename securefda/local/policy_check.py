@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -58,6 +58,7 @@ class AskedHeaders:
         headers: of the rounds of one run; of one round where a header was given.
         indices: site id -> roster index of every source that the headers may name.
         factory: the task; empty where it is not known.
+        options: of the task.
         noise: noise multiplier and clip norm with which sources train; None where it is not known.
         has_names: whether the site ids are real; without a roster a header's are made up.
     """
@@ -67,6 +68,7 @@ class AskedHeaders:
     factory: str = ""
     noise: tuple[float, float] | None = None
     has_names: bool = True
+    options: Mapping[str, object] = field(default_factory=dict)
 
     def level_of(self, site: str) -> str:
         """The level at which a site takes part."""
@@ -86,7 +88,7 @@ class AskedHeaders:
             limits = SessionLimits(min_others=policy.min_others, max_colluders=policy.max_colluders, trusted=trusted)
         refusals: list[PolicyRefusal] = []
         if self.factory:
-            refusals += refusals_of_task(policy, self.factory)
+            refusals += refusals_of_task(policy, self.factory, self.options)
         if self.noise is not None:
             refusals += refusals_of_training(policy, *self.noise)
         with_noise = self.noise is None or self.noise[0] > 0
@@ -118,7 +120,8 @@ def headers_of_federation(config: FederationConfig, permitted: Mapping[str, str]
     indices = {site: index for index, site in enumerate(config.federation.sources, start=1)}
     headers = tuple(replace(header, rule=terms) for terms in rules_of_run(strategy_of(config.strategy)))
     dp = config.training.source.dp
-    return AskedHeaders(headers, indices, config.task.factory, (dp.noise_multiplier, dp.max_grad_norm))
+    noise = (dp.noise_multiplier, dp.max_grad_norm)
+    return AskedHeaders(headers, indices, config.task.factory, noise, options=config.task.options)
 
 
 def kept_header(path: Path, kits: Sequence[Kit]) -> AskedHeaders:

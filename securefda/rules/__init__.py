@@ -37,6 +37,7 @@ from securefda.rules.strategy import (
     Strategy,
     TargetLabels,
     choose_rule,
+    possible_plans,
     round_plan,
 )
 from securefda.rules.variance import GradientStatistics, Variance, halves_variance, step_variance
@@ -92,6 +93,7 @@ __all__ = [
     "norm_codes",
     "norms_of",
     "partial_step",
+    "possible_plans",
     "project",
     "rare_values",
     "round_plan",

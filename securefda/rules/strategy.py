@@ -514,6 +514,13 @@ def round_plan(strategy: Strategy, round_number: int, errors: Mapping[Rule, floa
     )
 
 
+def possible_plans(strategy: Strategy) -> list[RoundPlan]:
+    """Return the plan of every kind of round of a run in which sources take part, each once."""
+    estimates = (None, *({rule: 0.0} for rule in CANDIDATES))
+    plans = [round_plan(strategy, number, errors) for number in (1, strategy.rounds) for errors in estimates]
+    return list(dict.fromkeys(plan for plan in plans if plan.needs_sources))
+
+
 def choose_rule(errors: Mapping[Rule, float]) -> Rule:
     """Return the rule with the smallest estimated Delta error; in a tie the earliest in `CANDIDATES`.
 

@@ -256,6 +256,13 @@ def add_site(
         return _change(store, changed, identity, policy_text, settings_text)
 
 
+def target_of(root: Path) -> RosterEntry:
+    """Return the target's entry in the federation's newest roster. Raises ConfigError: it cannot be read."""
+    authority, file = Authority.load(root / CA_FOLDER), root / CA_FOLDER / ROSTER_FILE
+    with naming_roster(file):
+        return SignedRoster.from_bytes(read_file(file).data).verify_ca(authority.ca.roster_key).target
+
+
 def revoke_site(root: Path, site_id: str) -> Enrolment:
     """Remove a source from the roster; every other kit below ``root`` gets the new epoch.
 

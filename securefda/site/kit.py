@@ -43,7 +43,7 @@ from securefda.site.certificates import (
 )
 from securefda.site.endpoints import Endpoints
 from securefda.site.policy.schema import SourcePolicy, load_policy
-from securefda.site.policy.signed import load_signed_policy, read_signed_policy
+from securefda.site.policy.signed import SignedBy, load_signed_policy, read_signed_policy, read_with_people
 from securefda.site.training_secret import read_training_secret
 from securefda.text import names
 
@@ -211,6 +211,15 @@ class Kit(PublicKit):
         """
         file = self.local / POLICY_FILE
         return file, read_signed_policy(file, self.federation_id, self.site_id, self.entry.signing_key)
+
+    def signers(self) -> tuple[SignedBy, ...]:
+        """The people who signed ``local/policy.toml`` as it is.
+
+        Raises:
+            ConfigError: as :meth:`signed_policy`, but not where too few people signed.
+        """
+        file = self.local / POLICY_FILE
+        return read_with_people(file, self.federation_id, self.site_id, self.entry.signing_key)[1]
 
 
 def make_manifest(roster: Roster, site_id: str, files: Mapping[str, bytes]) -> Manifest:

@@ -47,7 +47,7 @@ from securefda.site.kit import (
     load_kit,
     naming,
 )
-from securefda.site.policy import check_task, check_training, load_signed_policy, require_satisfiable
+from securefda.site.policy import check_day, check_task, check_training, load_signed_policy, require_satisfiable
 from securefda.site.policy.verdict import plan_levels
 from securefda.site.route import HttpProxy, Route, open_tunnel, unused_proxies
 
@@ -478,7 +478,8 @@ def probes_of(
             require_satisfiable(policy, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
         _, config = load()
         if config is not None:
-            check_task(policy, config.task.factory)
+            check_day(policy, now.timestamp(), with_noise=config.training.with_noise)
+            check_task(policy, config.task.factory, config.task.options)
             check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
         sums = f"min-others {policy.min_others}, max-colluders {policy.max_colluders}"
         caps = f"kappa {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}"

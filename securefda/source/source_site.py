@@ -24,6 +24,7 @@ from securefda.protocol.secret import RandomBytes, Secret
 from securefda.site.config import SourceConfig, as_toml
 from securefda.site.policy import (
     SourcePolicy,
+    check_day,
     check_header_by_policy,
     check_task,
     check_training,
@@ -59,7 +60,8 @@ class SourceSite:
         keep_model: writes the final model of a run that leaves it to its sources.
 
     Raises:
-        ConfigError: ``trusted-peers`` of the policy names a site that is no source of the roster.
+        ConfigError: ``trusted-peers`` of the policy names a site that is no source of the roster, or
+            ``agreement.recipient`` another organisation than the target's.
     """
 
     policy: SourcePolicy
@@ -81,12 +83,13 @@ class SourceSite:
         object.__setattr__(self, "limits", self.policy.session_limits(self.roster))
 
     def require_permitted(self, header: Header) -> None:
-        """Refuse a header that asks for more than this site's policy permits.
+        """Refuse a header that asks for more than this site's policy permits, or comes after its last day.
 
         Raises:
             PolicyRefusal: names the first key, what the header asks for, and what is allowed.
             FaultyAggregatorError: HEADER_PARTICIPANTS, the header does not name this site.
         """
+        check_day(self.policy, self.unix_time(), with_noise=self.with_noise)
         check_header_by_policy(self.policy, header, self.signer.index, self.limits, with_noise=self.with_noise)
 
     def new_rounding_key(self, header: Header) -> Secret:
@@ -147,7 +150,7 @@ def source_site(
 
     Raises:
         ConfigError, DataError, TrainingError: the policy, the task, its data or its model cannot be used.
-        PolicyRefusal: the policy does not allow the task or how this site trains.
+        PolicyRefusal: the policy has ended, or does not allow the task or how this site trains.
     """
     seed, site_id = config.source.seed, member.site_id
     if member.roster.by_id(site_id).role != "source":
@@ -155,7 +158,8 @@ def source_site(
             "source.kit", f"{site_id} is the target of this federation", hint="use `securefda aggregator start`"
         )
     require_satisfiable(policy, site_id, [entry.site_id for entry in member.roster.sources])
-    check_task(policy, config.task.factory)
+    check_day(policy, time.time(), with_noise=config.training.with_noise)
+    check_task(policy, config.task.factory, config.task.options)
     check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)
     task = task_of(config.task, member.roster, seed)
     data = training_rows(task, site_id)

@@ -339,7 +339,7 @@ def test_explain_takes_the_number_of_sources_from_a_federation_file(
 
 
 @pytest.mark.parametrize("name", ["kit", *sorted(NAMED_POLICIES)])
-def test_explain_takes_ten_lines_of_a_terminal(
+def test_explain_takes_ten_lines_of_a_terminal_and_names_the_next_command(
     name: str, kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(kits)
@@ -349,7 +349,7 @@ def test_explain_takes_ten_lines_of_a_terminal(
     capsys.readouterr()
     assert main(["policy", "explain", place]) == 0
     lines = capsys.readouterr().out.splitlines()
-    heads = ["leaves", "to", "form", "beside", "one source", "noise", "rounds", "rules", "signed", "more"]
+    heads = ["leaves", "to", "form", "beside", "one source", "noise", "why", "rounds", "rules", "signed", "more"]
     assert [re.split("  +", line)[0] for line in lines] == heads
     assert max(map(len, lines)) <= 80
     more = re.split("  +", lines[-1])[1].split()[1:]

@@ -179,6 +179,12 @@ def _listen() -> None:
     _OPEN.append(socket.create_server(("127.0.0.1", _port())))
 
 
+def _allow_any_task() -> None:
+    policy = Path(POLICY)
+    policy.write_text(re.sub(r"(?m)^allowed-tasks = \[[^]]*\]", "allowed-tasks = []", policy.read_text()))
+    assert main(["policy", "sign", SOURCE]) == 0
+
+
 def _hang_up() -> None:
     while _OPEN:
         _OPEN.pop().close()
@@ -869,6 +875,7 @@ POLICIES = {
         "check the path",
         harm=remove(POLICY),
         follow=command(f"policy template clinical-default --out {POLICY}"),
+        then="--name: is missing: people sign by name and role",
     ),
     "sign-a-misspelt-key": Wrong(
         f"policy sign {SOURCE}",
@@ -971,6 +978,7 @@ PROCESSES = {
         f"source start --config {SETTINGS} --set task.factory=no_such_task:Task",
         "there is no module no_such_task",
         "start in the folder that holds no_such_task.py",
+        harm=_allow_any_task,
         follow=write("no_such_task.py", ""),
         then="has no Task",
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -175,6 +176,12 @@ class Kits:
     def run_folder(self) -> Path:
         """Where the aggregator of this federation writes."""
         return self.kit(self.target) / "local" / "run"
+
+    def allow_any_task(self, site: str) -> None:
+        """The owner of a site lets its settings name any task."""
+        policy = self.kit(site) / "local" / "policy.toml"
+        policy.write_text(re.sub(r"(?m)^allowed-tasks = \[[^]]*\]", "allowed-tasks = []", policy.read_text()))
+        assert main(["policy", "sign", str(self.kit(site))]) == 0
 
     def start(self, site: str, *settings: str, kit: Path | None = None, **options: Any) -> Process:
         """Start the process of a site, from its own kit unless another is named."""

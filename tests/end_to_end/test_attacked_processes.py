@@ -326,9 +326,8 @@ def ask_for_rows(federation: Kits, site: str, least: int) -> None:
     """The owner of a site lets nothing leave behind which fewer rows are."""
     policy = federation.kit(site) / "local" / "policy.toml"
     text, counts = re.subn(r"(?m)^min-rows = 1$", f"min-rows = {least}", policy.read_text())
-    # Rows are not counted under rules that compare features.
-    text, rules = re.subn(r"(?m)^allowed-rules = \[[^]]*\]", 'allowed-rules = ["source_only"]', text)
-    assert counts == rules == 1
+    text, keeps = re.subn(r'(?m)^keep = "final"$', 'keep = "any"', text)  # the attacker lets sources keep none
+    assert counts == keeps == 1
     policy.write_text(text)
     assert main(["policy", "sign", str(federation.kit(site))]) == 0
 

@@ -32,6 +32,7 @@ IN_CLEAR = ("privacy.visibility=individual", "strategy.rounds=4", "strategy.warm
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kits]:
     """Kits from which every test starts what it needs."""
     with kits(tmp_path_factory.mktemp("bad"), 1, settings=IN_CLEAR) as made:
+        made.allow_any_task("source-1")
         yield made
 
 
@@ -55,6 +56,7 @@ def test_a_task_that_cannot_be_imported_is_named(federation: Kits) -> None:
 
 def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
     with kits(tmp_path / "heart", sites=("cleveland", "va"), settings=IN_CLEAR) as heart:
+        heart.allow_any_task("va")
         source = heart.start("va", "task.factory=securefda.tasks.fed_heart:FedHeart", f"task.data-dir={tmp_path}")
         assert_one_clear_line(source, ExitCode.CONFIG, "va.csv", hint="SHA-256")
 

@@ -57,6 +57,7 @@ def test_an_aggregator_takes_no_source_whose_certificate_another_federation_issu
 
 
 def test_a_source_with_other_task_options_is_turned_away(waiting: Kits) -> None:
+    waiting.allow_any_task("source-2")
     source = waiting.start("source-2", "task.factory=e2e_tasks:Wider")
     assert_one_clear_line(source, ExitCode.CONFIG, "task.factory", "another model", hint="same task")
     waiting.processes[0].until("source-2: its model has other layers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
@@ -40,7 +41,7 @@ from securefda.protocol.messages import (
     Update,
     Visibility,
 )
-from securefda.site.policy import default_policy
+from securefda.site.policy import Agreement, default_policy
 
 VICTIM = 2
 WENT_WRONG = ("alarm", "aborted")
@@ -408,3 +409,21 @@ def test_more_of_the_targets_update_than_there_are_samples_loses_the_round(build
     federation.open().go()
     assert federation.statuses == ["lost"]
     assert "a source lied about its contribution: the target's update is kept for" in federation.watch.text
+
+
+def test_a_source_refuses_each_round_after_the_last_day_of_its_policy(build: Build) -> None:
+    federation = build(4, rounds=2)
+    today = datetime.fromtimestamp(federation.unix_s, UTC).date().isoformat()
+    policy = federation.policy(VICTIM, agreement=Agreement(expires=today))
+    federation.sources[VICTIM] = federation.source(VICTIM, policy=policy)
+
+    def a_day_after_the_first_round(_: int, to: int, message: AnySigned) -> AnySigned:
+        if isinstance(message.body, Header) and message.body.round == 2 and to == VICTIM:
+            federation.unix_s += 24 * 3600
+        return message
+
+    federation.link = a_day_after_the_first_round
+    federation.open().go()
+    first, second = federation.store.records()
+    assert (first["refused"], second["refused"]) == ({}, {"source-2": "agreement.expires"})
+    assert second["survivors"] == ["source-1", "source-3", "source-4"]

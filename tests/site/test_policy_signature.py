@@ -119,7 +119,9 @@ def test_a_signature_is_of_these_bytes_for_this_site_and_no_other_message(lyon: 
     made = policy_signature(lyon.federation_id, lyon.site_id, lyon.signing_key, b"min-others = 2\n")
     assert made == (lyon.local / "policy.sig").read_bytes()
     assert json.loads(made)["policy_text"] == "min-others = 2\n"
-    assert set(json.loads(json.loads(made)["policy"])) == {"version", "federation_id", "site_id", "policy_sha256"}
+    assert set(json.loads(json.loads(made)["policy"])) == {
+        *("version", "federation_id", "site_id", "policy_sha256", "people")
+    }
 
 
 def test_new_keys_do_not_sign_the_policy_in_the_sites_place(federation: Path, lyon: Kit) -> None:

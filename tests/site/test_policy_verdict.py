@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,9 @@ from securefda.protocol.messages import (
 from securefda.rules.strategy import Rule
 from securefda.settings import known_keys
 from securefda.site.policy import (
+    Agreement,
     SourcePolicy,
+    check_day,
     check_header_by_policy,
     check_metadata,
     check_moments,
@@ -38,6 +41,7 @@ from securefda.site.policy import (
     default_policy,
 )
 from securefda.site.policy.verdict import check_metrics, check_schedule
+from securefda.task_digest import task_digest
 
 Asks = Callable[[SourcePolicy], None]
 ROSTER = roster()
@@ -108,8 +112,20 @@ def updating(**changes: Any) -> Asks:
     return lambda policy: check_metadata(policy, update)
 
 
-def trained_for(factory: str) -> Asks:
-    return lambda policy: check_task(policy, factory)
+def trained_for(factory: str, **options: Any) -> Asks:
+    return lambda policy: check_task(policy, factory, options)
+
+
+def begun_on(day: str, *, with_noise: bool = False) -> Asks:
+    second = datetime.fromisoformat(f"{day}T23:59:59+00:00").timestamp()
+    return lambda policy: check_day(policy, second, with_noise=with_noise)
+
+
+def reading(*columns: str) -> Asks:
+    """A table's task that reads these columns, the last of which is the label, and ignores one more."""
+    of_the_model = {name: {"type": "number"} for name in columns[:-1]}
+    ignored = {"name": {"type": "ignored"}}
+    return trained_for(FACTORY, columns=of_the_model | ignored, label={"column": columns[-1]})
 
 
 def trained_with(noise_multiplier: float, max_grad_norm: float = 1.0) -> Asks:
@@ -148,6 +164,10 @@ TRUSTING = changed(POLICY, "trusted-peers", ())
 WITHOUT_NORMS = changed(POLICY, "norm-cap.kappa", 0.0)
 HIDING = changed(POLICY, "norm-cap.reports", "hidden")
 LAYERS = header_at_every_limit().layers
+OWN = "securefda.tasks.digits:Digits"
+PINNED = changed(POLICY, "allowed-tasks", (f"{OWN}@{task_digest(OWN, {'a': 1})}",))
+AGREED = changed(POLICY, "agreement", Agreement(columns=("age", "ill"), expires="2027-06-30"))
+AGREED = changed(AGREED, "dp.expires", "2027-03-01")
 CASES = [
     Case("max-visibility", served_at(Visibility.INDIVIDUAL), "individual"),
     Case("max-visibility", asked_by(all_in_cohorts()), "cohort"),
@@ -167,6 +187,12 @@ CASES = [
     Case("allowed-rules", asking(rule=rule("fedda_auto")), ("fedda_auto",)),
     Case("allowed-rules", asking(rule=rule("fedgp_auto", select=True)), ("fedgp_auto", "auto")),
     Case("allowed-tasks", trained_for(f"{FACTORY}2"), (), at=trained_for(FACTORY)),
+    Case("allowed-tasks", trained_for(OWN, a=2), (OWN,), at=trained_for(OWN, a=1), policy=PINNED),
+    Case("agreement.columns", reading("age", "weight", "ill"), (), at=reading("age", "ill"), policy=AGREED),
+    Case("agreement.columns", reading("age", "death"), (), at=reading("age", "ill"), policy=AGREED),
+    Case("agreement.expires", begun_on("2027-07-01"), "2027-07-01", at=begun_on("2027-06-30"), policy=AGREED),
+    Case("dp.expires", begun_on("2027-03-02", with_noise=True), "", at=begun_on("2027-03-02"), policy=AGREED),
+    Case("dp.expires", begun_on("2027-03-02", with_noise=True), "", begun_on("2027-03-01", with_noise=True), AGREED),
     Case("architectures", asking(architecture_digest=bytes(32)), ()),
     Case("norm-cap.kappa", asking(norm_cap=norms(kappa=1.9999)), 1.0),
     Case("norm-cap.kappa", asking(norm_cap=None), 0.0),
@@ -218,12 +244,19 @@ OF_THE_MODEL = {"model.initial", "limits.model-step"}
 """What the vectors beside a header are compared with, see ``tests/rounds/test_model_bound.py``."""
 
 
+OF_THE_AGREEMENT = {
+    f"agreement.{key}"
+    for key in ("template", "purpose", "legal-basis", "keep-logs-days", "keep-models-days", "recipient")
+} | {"agreement.signatures-required"}
+"""Statements, and what is compared with roster and signature: see ``test_policy_agreement.py``."""
+
+
 OF_TRAINING = {"release.min-rows", "moments.min-rows-per-category"}
 """What a site keeps back without a refusal, see ``tests/training/test_support.py`` and the test of rare values."""
 
 
 def test_every_key_of_the_schema_has_been_asked_for_too_much_of() -> None:
-    elsewhere = OF_THE_LEDGER | OF_THE_RUN_BOOK | OF_THE_MODEL | OF_TRAINING
+    elsewhere = OF_THE_LEDGER | OF_THE_RUN_BOOK | OF_THE_MODEL | OF_THE_AGREEMENT | OF_TRAINING
     assert {case.key for case in CASES} == set(known_keys(SourcePolicy)) - elsewhere
 
 

@@ -133,8 +133,8 @@ CASES = [
 NOT_IN_A_HEADER = {
     *("allowed-tasks", "metadata.may-leave", "release.max-runs", "release.max-unfinished", "release.min-rows"),
     *("moments.min-rows", "moments.min-rows-per-class", "moments.min-rows-per-category"),
-} | {f"dp.{key}" for key in ("required", "unit", "target-epsilon", "target-delta", "accountant", "max-grad-norm")}
-"""No header can exceed these: they concern the site's tasks, its noise, its rows and its own messages,
+} | {key for key in known_keys(SourcePolicy) if key.startswith(("dp.", "agreement."))}
+"""No header can exceed these: they concern the site's tasks, its noise, its rows, its own messages, people and days,
 or count over rounds and runs."""
 OF_THE_MODEL = {"model.initial", "limits.model-step"}
 """Keys that the vectors beside a header are compared with: T40."""

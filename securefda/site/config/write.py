@@ -6,6 +6,7 @@ person who edits it; all other keys have their defaults.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import tomli_w
 
+from securefda.rules.strategy import Rule, possible_plans
 from securefda.settings import Settings, kebab_case
 from securefda.site.config.key_help import keys_of, toml, toml_key
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
@@ -24,15 +26,24 @@ from securefda.site.config.sections import (
     budget_of,
     strategy_of,
 )
-from securefda.site.policy import MomentBounds, SourcePolicy, default_policy
+from securefda.site.policy import Agreement, MomentBounds, SourcePolicy, default_policy
+from securefda.site.policy.schema import SELECTION
+from securefda.site.policy.template import SLACK
+from securefda.task_digest import columns_read, task_digest
+
+PLANNED = "the planned run"
+"""The template of a policy that was made for one federation's file."""
 
 
 def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
-    """Return the policy that a source of ``config`` starts with: it permits what the configuration asks for.
+    """Return the policy that a source of ``config`` starts with: it permits the planned run, and little more.
 
+    Rules, rounds, task, columns, deadlines and what sources keep are those of the plan. Clips, row counts and learning
+    rates may differ from it by :data:`SLACK`, since they are tuned on the way and none of them shows more of a row.
     Where sources are to train with noise, their policies require it: to train without any is then no slip of a setting.
     """
-    privacy, session, dp = config.privacy, config.session, config.training.source.dp
+    privacy, session, dp, task = config.privacy, config.session, config.training.source.dp, config.task
+    strategy = strategy_of(config.strategy)
     policy = default_policy(
         privacy.permitted(site),
         privacy.min_others,
@@ -42,16 +53,37 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
         max_samples=session.max_samples,
         kappa=privacy.norm_cap_kappa,
         granularity=privacy.norm_cap_granularity,
-        unfiltered_projection=not strategy_of(config.strategy).filter,
+        unfiltered_projection=not strategy.filter,
         norm_reports=privacy.norm_reports,
         budget=budget_of(privacy.budget),
         required=dp.noise_multiplier > 0,
         max_grad_norm=dp.max_grad_norm,
     )
+    plans = possible_plans(strategy)
+    rules = [plan.rule.value for plan in plans if plan.rule is not Rule.TARGET_ONLY]
+    rules += [SELECTION for plan in plans if plan.select]
+    rate = config.training.target.learning_rate
+    factors = [1.0, *(plan.learning_rate_factor for plan in plans)]
+    digest = task_digest(task.factory, task.options)
     # The target lays sums out for twice as many inputs as there are sources.
     room = max(policy.quantisation.n_max, 2 * len(config.federation.sources))
     changes = {
+        "allowed_rules": tuple(dict.fromkeys(rules)),
+        "allowed_tasks": (f"{task.factory}@{digest}" if digest else task.factory,),
+        "agreement": Agreement(template=PLANNED, columns=columns_read(task.options)),
         "quantisation": policy.quantisation.model_copy(update={"n_max": room}),
+        "model": policy.model.model_copy(update={"keep": config.model.sources_keep}),
+        "release": policy.release.model_copy(update={"max_rounds": strategy.rounds}),
+        "limits": policy.limits.model_copy(
+            update={
+                "learning_rate_max": rate * max(factors) * SLACK,
+                "learning_rate_min": rate * min(factors) / SLACK,
+                "attention_bound_max": strategy.attention_bound,
+                # Headers have them in whole milliseconds.
+                "training_deadline_s_max": math.ceil(1000 * config.transport.training_deadline_s) / 1000,
+                "phase_deadline_s_max": math.ceil(1000 * config.transport.phase_deadline_s) / 1000,
+            }
+        ),
         "moments": MomentBounds(
             min_rows=privacy.moments_min_rows,
             min_rows_per_class=privacy.moments_min_rows_per_class,

@@ -3,6 +3,7 @@
 from securefda.site.policy.changes import Change, changes
 from securefda.site.policy.explain import Explanation, explain, in_brief
 from securefda.site.policy.schema import (
+    Agreement,
     DpPolicy,
     MetadataPolicy,
     MomentBounds,
@@ -23,6 +24,7 @@ from securefda.site.policy.template import (
     policy_text,
 )
 from securefda.site.policy.verdict import (
+    check_day,
     check_header_by_policy,
     check_metadata,
     check_moments,
@@ -35,6 +37,7 @@ from securefda.site.policy.verdict import (
 
 __all__ = [
     "NAMED_POLICIES",
+    "Agreement",
     "Change",
     "DpPolicy",
     "Explanation",
@@ -48,6 +51,7 @@ __all__ = [
     "SourcePolicy",
     "WorkLimits",
     "changes",
+    "check_day",
     "check_header_by_policy",
     "check_metadata",
     "check_moments",

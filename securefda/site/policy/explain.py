@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from textwrap import shorten
 
 from securefda.privacy.dp_events import ASSUMPTIONS
 from securefda.protocol.messages import Visibility
@@ -115,6 +116,7 @@ def in_brief(policy: SourcePolicy, sources: int | None = None, target: str = "")
     """
     level, dp, release, rules = policy.visibility, policy.dp, policy.release, policy.allowed_rules
     what = "update or second moments" if Rule.ANALYTIC in rules else "update"
+    what = "second moments" if set(rules) == {Rule.ANALYTIC} else what
     numbers = "row count" if dp.required else "row count, loss, accuracy"
     most = "" if sources is None or level is Visibility.COHORT else f" of {sources}"
     over = f"of at least {policy.smallest_sum}{most} sources"
@@ -138,13 +140,14 @@ def in_brief(policy: SourcePolicy, sources: int | None = None, target: str = "")
         ("beside", beside),
         ("one source", f"sees how large this contribution is{per}, and could pass it on"),
         ("noise", f"required: {bound} for each row" if dp.required else f"optional ({bound}); without it, no bound"),
+        ("why", shorten(policy.agreement.purpose, 68, placeholder=" …") or "no purpose is stated (agreement.purpose)"),
         ("rounds", f"at most {release.max_rounds:,} a run, {counted(release.max_attempts, 'attempt')} each; {runs}"),
         ("rules", f"{named}; {_tasks(policy)}"),
     )
 
 
 def _tasks(policy: SourcePolicy) -> str:
-    named = [task.rpartition(":")[2] for task in policy.allowed_tasks]
+    named = [task.partition("@")[0].rpartition(":")[2] for task in policy.allowed_tasks]
     return f"tasks: {first_of(named, 2)}" if named else "the task that its settings name"
 
 
@@ -159,6 +162,7 @@ class Explanation:
         budget: what noise bounds, what counts it, what it leaves out, and what holds without it.
         target_pays: what the sources learn of the target.
         keeps: what the site keeps of the model at the end of a run.
+        agreed: who agreed to what, and which of it is checked.
         assumes: what the claims rest on.
     """
 
@@ -168,6 +172,7 @@ class Explanation:
     budget: tuple[str, ...]
     target_pays: tuple[str, ...]
     keeps: tuple[str, ...]
+    agreed: tuple[str, ...]
     assumes: tuple[str, ...]
 
     def parts(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -178,6 +183,7 @@ class Explanation:
             ("What noise bounds", self.budget),
             ("What the sources learn of the target", self.target_pays),
             ("What the site keeps of the model", self.keeps),
+            ("What was agreed", self.agreed),
             ("What this rests on", self.assumes),
         )
 
@@ -203,6 +209,7 @@ def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Expl
         budget=tuple(map(_capitalised, explain_budget(policy, site))),
         target_pays=tuple(map(_capitalised, _target_pays(facts))),
         keeps=tuple(map(_capitalised, _model_left(facts))),
+        agreed=tuple(map(_capitalised, _agreed(facts))),
         assumes=tuple(map(_capitalised, _assumptions(facts))),
     )
 
@@ -502,6 +509,43 @@ def _model_left(facts: _Facts) -> tuple[str, ...]:
     if keep == "none":
         return (f'{site} takes part only in runs after which it keeps no model (model.keep = "none").', known)
     return (f'Each run says whether {site} keeps the final model or no model (model.keep = "any").', known)
+
+
+def _agreed(facts: _Facts) -> tuple[str, ...]:
+    """Say what the policy states for people, and which part of it a process checks."""
+    site, policy, agreed = facts.site, facts.policy, facts.policy.agreement
+    stated = {
+        "purpose": agreed.purpose,
+        "legal basis": agreed.legal_basis,
+        "days that logs are kept": agreed.keep_logs_days,
+        "days that models are kept": agreed.keep_models_days,
+        "template": agreed.template,
+    }
+    said = "; ".join(f"{name}: {value}" for name, value in stated.items() if value)
+    missing = ", ".join(name for name, value in stated.items() if not value)
+    lines = [
+        f"Stated, and checked by no process: {said or 'nothing'}." + (f" Not stated: {missing}." if missing else "")
+    ]
+    checked = []
+    if agreed.recipient:
+        checked.append(f"the roster's target must be of {agreed.recipient}")
+    if agreed.columns:
+        checked.append(f"a table's task may name no column but {', '.join(agreed.columns)}")
+    if pinned := [task.partition("@")[0] for task in policy.allowed_tasks if "@" in task]:
+        checked.append(f"options and code of {', '.join(pinned)} must be those of the digest that the policy lists")
+    if agreed.expires:
+        checked.append(f"no round begins after {agreed.expires} (UTC)")
+    if policy.dp.expires:
+        checked.append(f"no round with noise begins after {policy.dp.expires} (UTC)")
+    if agreed.signatures_required:
+        checked.append(
+            f"{counted(agreed.signatures_required, 'person', 'people')} must have signed by name; the names are what "
+            f"{site} says"
+        )
+    lines.append(
+        f"Checked before {site} takes part: {'; '.join(checked)}." if checked else f"{site} checks none of it."
+    )
+    return tuple(lines)
 
 
 def _assumptions(facts: _Facts) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -27,6 +28,9 @@ _OTHER_FILES = {
 }
 """A table that no policy has -> the kind of file that has it."""
 
+MOST_WORDS = 400
+"""Letters of a statement: two printed pages hold all of them."""
+
 _RULES = tuple(rule.value for rule in Rule)
 
 
@@ -42,10 +46,28 @@ def _digest(value: str) -> str:
     return value
 
 
-def _factory(value: str) -> str:
-    module, colon, name = value.partition(":")
+def _task(value: str) -> str:
+    factory, pinned, digest = value.partition("@")
+    module, colon, name = factory.partition(":")
     if not (colon and name.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-        raise ValueError("must be of the form package.module:Class")
+        raise ValueError("must be of the form package.module:Class, or package.module:Class@SHA-256")
+    if pinned:
+        _digest(digest)
+    return value
+
+
+def _day(value: str) -> str:
+    try:
+        if not value or date.fromisoformat(value).isoformat() == value:
+            return value
+    except ValueError:
+        pass
+    raise ValueError('must be a day such as "2027-06-30", or empty')
+
+
+def _words(value: str) -> str:
+    if len(value) > MOST_WORDS or not value.isprintable():
+        raise ValueError(f"must be one line of at most {MOST_WORDS} letters")
     return value
 
 
@@ -70,7 +92,53 @@ def hints_of_keys() -> dict[str, str]:
 
 NormReports = Literal["hidden", "colluders-may-see"]
 Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Day = Annotated[str, AfterValidator(_day)]
+Words = Annotated[str, AfterValidator(_words)]
+
+
+class Agreement(Settings):
+    """What the site agreed to, for people: purpose, recipient, data, time and signatures.
+
+    A source checks `recipient`, `columns`, `expires` and `signatures-required`. The other keys are statements: they
+    count as signed text, and no process compares them with anything.
+    """
+
+    template: Words = key("", "The template that this policy began as. A statement.")
+    purpose: Words = key("", "What the model is for, and for whom. A statement.")
+    legal_basis: Words = key(
+        "",
+        "On which legal basis rows are used for it: law, consent, contract, ethics vote with its number. A statement.",
+    )
+    recipient: str = key(
+        "",
+        "The organisation that receives sums and model: the target's, as the roster spells it. A source does not start "
+        "if the roster's target is of another one. Empty: any.",
+    )
+    columns: Annotated[tuple[str, ...], Field(strict=False)] = key(
+        (),
+        "Columns that a table's task may read, label and group included. A task whose options name another one is "
+        "refused. Of any other task this is a statement, since its own code decides. Empty: any.",
+        hint="agree on the columns again, or take the column out of task.options; then securefda policy sign",
+    )
+    keep_logs_days: Natural = key(
+        0, "How many days this site keeps its audit logs after a run. 0: not agreed. A statement."
+    )
+    keep_models_days: Natural = key(
+        0, "How many days sites keep models of a run after its end. 0: not agreed. A statement."
+    )
+    expires: Day = key(
+        "",
+        'The last day, in UTC, on which this policy holds, such as "2027-06-30". After it the source does not start, '
+        "and refuses every round. Empty: no end.",
+        hint="read the policy again, set a later agreement.expires, then securefda policy sign",
+    )
+    signatures_required: Annotated[int, Field(ge=0, le=16)] = key(
+        0,
+        "How many people must have signed the policy by name (securefda policy sign --name) before a process starts. "
+        "Who they are is what the command was told; the site's key signs their names. 0: the key is enough.",
+    )
 
 
 class NormCapBounds(Settings):
@@ -197,6 +265,12 @@ class DpPolicy(Settings):
         "The largest clip norm (training.dp.max-grad-norm) that this site's settings may ask for. It does not "
         "change epsilon, since the noise grows with it, but with a large one an update is little more than noise.",
         hint="lower training.dp.max-grad-norm in this site's settings",
+    )
+    expires: Day = key(
+        "",
+        'The last day, in UTC, on which this budget may be spent, such as "2027-06-30". After it, no round with noise '
+        "begins. Empty: no end.",
+        hint="agree on a budget again: a later dp.expires in policy.toml, then securefda policy sign",
     )
 
     @property
@@ -387,14 +461,18 @@ class SourcePolicy(Settings):
         "round.",
         hint="set a strategy.rule at the aggregator that every source allows",
     )
-    allowed_tasks: Annotated[tuple[Annotated[str, AfterValidator(_factory)], ...], Field(strict=False)] = key(
+    allowed_tasks: Annotated[tuple[Annotated[str, AfterValidator(_task)], ...], Field(strict=False)] = key(
         (),
-        'Tasks that this site trains for, as "package.module:Class". Empty: whatever its own settings name.',
+        'Tasks that this site trains for, as "package.module:Class". With "@" and a SHA-256 behind it, only with the '
+        "options and the code of that digest: a refusal names the digest that it saw. Empty: whatever its own settings "
+        "name.",
+        hint="compare the task's options and code with those that were agreed; then list this one in policy.toml",
     )
     architectures: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False)] = key(
         (),
         "SHA-256 digests of the model architectures that this site trains. Empty: only the one it builds itself.",
     )
+    agreement: Agreement = Agreement()
     norm_cap: NormCapBounds = NormCapBounds()
     quantisation: QuantisationBounds = QuantisationBounds()
     dp: DpPolicy = DpPolicy()
@@ -438,10 +516,17 @@ class SourcePolicy(Settings):
         """Return this policy's requirements for every session over ``roster``.
 
         Raises:
-            ConfigError: ``trusted-peers`` names a site that is no source of the roster.
+            ConfigError: ``trusted-peers`` names a site that is no source of the roster, or ``agreement.recipient``
+                another organisation than the target's.
         """
         by_id = {entry.site_id: entry.index for entry in roster.sources}
         require_known_peers(self, by_id)
+        recipient, target = self.agreement.recipient, roster.target
+        if recipient and recipient != target.legal_entity:
+            why = f"is {recipient}, and the roster's target {target.site_id} is of {target.legal_entity}"
+            raise ConfigError(
+                "agreement.recipient", why, hint="ask the authority who receives the model, and sign anew"
+            )
         trusted = frozenset(by_id[site] for site in self.trusted_peers or by_id)
         return SessionLimits(min_others=self.min_others, max_colluders=self.max_colluders, trusted=trusted)
 

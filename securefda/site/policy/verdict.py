@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import ParamSpec
 
 import numpy as np
@@ -19,6 +20,7 @@ from securefda.protocol.messages import Granularity, Header, RuleTerms, Schedule
 from securefda.rules.analytic import Floats, rare_values
 from securefda.rules.strategy import Rule
 from securefda.site.policy.schema import SELECTION, SourcePolicy, hints_of_keys, require_known_peers
+from securefda.task_digest import columns_read, task_digest
 from securefda.text import counted
 
 Checked = ParamSpec("Checked")
@@ -198,10 +200,37 @@ def refusals_of_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise
         yield _refusal("release.max-rounds", f"{schedule.rounds} rounds", f"up to {policy.release.max_rounds}")
 
 
-def refusals_of_task(policy: SourcePolicy, factory: str) -> Refusals:
-    """Yield the refusal of the task that this site's settings name, ``"package.module:Class"``, if it is one."""
+def refusals_of_task(policy: SourcePolicy, factory: str, options: Mapping[str, object]) -> Refusals:
+    """Yield what a policy has against the task that this site's settings name, ``"package.module:Class"``.
+
+    Args:
+        policy: of this site.
+        factory: the class.
+        options: of the task.
+    """
     if policy.allowed_tasks and factory not in policy.allowed_tasks:
-        yield _refusal("allowed-tasks", factory, ", ".join(policy.allowed_tasks))
+        digest = task_digest(factory, options)
+        pinned = f"{factory}@{digest}" if digest else f"{factory}, whose code is not here"
+        if pinned not in policy.allowed_tasks:
+            yield _refusal("allowed-tasks", pinned, ", ".join(policy.allowed_tasks))
+    agreed = policy.agreement.columns
+    if agreed and (more := [name for name in columns_read(options) if name not in agreed]):
+        yield _refusal("agreement.columns", ", ".join(more), ", ".join(agreed))
+
+
+def refusals_of_day(policy: SourcePolicy, unix_s: float, *, with_noise: bool) -> Refusals:
+    """Yield what a policy has against a round that begins now, because a day has passed.
+
+    Args:
+        policy: of this site.
+        unix_s: the present time.
+        with_noise: whether this site trains by DP-SGD, which spends the budget.
+    """
+    today = datetime.fromtimestamp(unix_s, UTC).date().isoformat()
+    ends = {"agreement.expires": policy.agreement.expires} | ({"dp.expires": policy.dp.expires} if with_noise else {})
+    for name, last in ends.items():
+        if last and today > last:
+            yield _refusal(name, f"a round on {today}", f"rounds until {last}")
 
 
 def refusals_of_training(policy: SourcePolicy, noise_multiplier: float, max_grad_norm: float) -> Refusals:
@@ -232,6 +261,7 @@ def _raising(refusals: Callable[Checked, Refusals]) -> Callable[Checked, None]:
 
 
 check_header_by_policy = _raising(refusals_of_header)
+check_day = _raising(refusals_of_day)
 check_schedule = _raising(refusals_of_schedule)
 check_task = _raising(refusals_of_task)
 check_training = _raising(refusals_of_training)
