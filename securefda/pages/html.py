@@ -40,22 +40,24 @@ def sections_of(page: Page) -> list[tuple[str, Markup]]:
     return [(key, Markup(html)) for key, html in rendered]  # noqa: S704 - the templates have escaped every text
 
 
-def static_page(page: Page, title: str, generator: str) -> str:
+def static_page(page: Page, title: str, generator: str, *, sheet: bool = False) -> str:
     """Return a document for a file. It loads nothing and runs nothing: its own policy (CSP) forbids it.
 
     Args:
         page: what it says.
         title: of the browser's window.
         generator: the command that made it.
+        sheet: whether it is to be printed and signed: on paper, print is small and rows to be filled in are high.
     """
     sections = sections_of(page)
     given = {"generator": generator, "policy": content_policy(), "script": "", "skip": (sections[1:] or sections)[0][0]}
-    return _document(title=title, sections=[(key, "", html) for key, html in sections], **given)
+    kind = "sheet" if sheet else ""
+    return _document(title=title, sections=[(key, "", html) for key, html in sections], kind=kind, **given)
 
 
 def live_page(title: str, sections: Sequence[tuple[str, str, Markup]]) -> str:
     """Return a document whose script renews the sections: key, digest and HTML of each."""
-    return _document(title=title, sections=sections, generator="", policy="", script=script(), skip="page")
+    return _document(title=title, sections=sections, generator="", policy="", script=script(), skip="page", kind="live")
 
 
 def content_policy(*more: str) -> str:

@@ -1,11 +1,12 @@
 """Results of attacks on sums and on the final model of the digits example, for readers of a policy.
 
-The figures are those of ``benchmarks/attacks.json``; a test compares them.
+The figures are those of ``benchmarks/attacks.json`` and ``benchmarks/model_step.json``; tests compare them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 PAGE = "docs/explanation/what-a-sum-tells.md"
 
@@ -30,6 +31,37 @@ MEMBERS_FOUND: Mapping[tuple[int, float | None], tuple[int, int]] = {
 """Sources in a sum and the site's epsilon, None without noise -> of 100 members, how many an attacker found in the sums
 of ten rounds, and in the final model. It knew all rows, but not which of them were the site's, and took one in a
 hundred of the others for members. A sum over one is an update in clear."""
+
+
+ROUNDS_TO_IMPRINT: Mapping[float, int] = {3.0: 9, 10.0: 3, 30.0: 1}
+"""``limits.model-step`` -> finished rounds in which a lying target led the digits example's first model to one that
+copies rows into a sum; of ``benchmarks/model_step.json``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of 100 members, how many an attacker found, with so many sources in a sum and so much noise."""
+
+    sources: int
+    epsilon: float | None
+    in_sums: int
+    in_model: int
+
+
+def members_in(sources: int, epsilon: float | None) -> Found:
+    """Return what was measured with at most so many sources, at least 1, and with at least so large an epsilon.
+
+    An epsilon above all measured ones counts as no noise.
+    """
+    measured = max(count for count, _ in MEMBERS_FOUND if count <= sources)
+    levels = [level for _, level in MEMBERS_FOUND if level is not None and epsilon is not None and level >= epsilon]
+    level = min(levels, default=None)
+    return Found(measured, level, *MEMBERS_FOUND[measured, level])
+
+
+def rounds_to_imprint(model_step: float) -> int:
+    """Return the rounds measured at the smallest limit that is at least this one; 0 where none was."""
+    return next((rounds for limit, rounds in sorted(ROUNDS_TO_IMPRINT.items()) if limit >= model_step), 0)
 
 
 def members_found(sources: int) -> str:

@@ -1,0 +1,439 @@
+"""Two printed pages for those who sign a policy: who gets what, who can learn what, what lasts, how to stop.
+
+Everything on it follows from the site's own kit: policy, roster, task and ledgers. What attacks found comes from
+:mod:`securefda.site.policy.measured`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from securefda.disk import read_file
+from securefda.errors import SecureFdaError
+from securefda.pages.parts import Cell, Facts, Line, Lines, Page, Part, Section, State, Table
+from securefda.privacy.accountants import epsilon
+from securefda.privacy.ledger import rows_of
+from securefda.privacy.ledger_storage import charged, ledgers_of
+from securefda.protocol.messages import Visibility
+from securefda.rules.strategy import Rule
+from securefda.site.config import SourceConfig
+from securefda.site.kit import LOCAL, POLICY_FILE, Kit, naming
+from securefda.site.policy import SourcePolicy, parse_policy, require_satisfiable, rules_that_send_features
+from securefda.site.policy.measured import members_in, rounds_to_imprint
+from securefda.site.policy.schema import SELECTION
+from securefda.site.policy.signed import SignedBy
+from securefda.site.privacy_account import LEDGERS
+from securefda.task_digest import columns_read, task_digest
+from securefda.text import counted, first_of
+
+_NOT_STATED = "not stated"
+_MOST_COLUMNS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A ledger of the site: the data set, its rows, and epsilon spent since the last reset at the policy's delta."""
+
+    data_set: str
+    rows: int
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dossier:
+    """What the two pages are made from.
+
+    Attributes:
+        kit: of a source.
+        policy: as it stands in the kit, signed or not.
+        digest: SHA-256 of its file, in hex.
+        people: who signed this file by name.
+        fault: why the signature is not right; empty where it is.
+        task: class and options by the site's settings; None without settings.
+        spent: one for each ledger.
+        today: in UTC, as ``2027-06-30``.
+    """
+
+    kit: Kit
+    policy: SourcePolicy
+    digest: str
+    people: tuple[SignedBy, ...]
+    fault: str
+    task: tuple[str, Mapping[str, object]] | None
+    spent: tuple[Spent, ...]
+    today: str
+
+    @property
+    def site(self) -> str:
+        """The site's id."""
+        return self.kit.site_id
+
+    @property
+    def target(self) -> str:
+        """The target's organisation."""
+        return self.kit.roster.target.legal_entity
+
+    @property
+    def in_clear(self) -> bool:
+        """Whether the target may see single updates."""
+        return self.policy.visibility is Visibility.INDIVIDUAL
+
+
+def read_dossier(kit: Kit, config: SourceConfig | None, now: datetime) -> Dossier:
+    """Read what a source's dossier says.
+
+    Args:
+        kit: of a source.
+        config: its settings, if it has any.
+        now: current time, with a time zone.
+
+    Raises:
+        ConfigError: policy or settings cannot be used.
+        LedgerError: a ledger cannot be read.
+    """
+    file = kit.local / POLICY_FILE
+    data = read_file(file).data
+    with naming(kit.site_id):
+        policy = parse_policy(data, file)
+        require_satisfiable(policy, kit.site_id, [entry.site_id for entry in kit.roster.sources])
+    people: tuple[SignedBy, ...] = ()
+    fault = ""
+    try:
+        people = kit.signers()
+        kit.signed_policy()
+        policy.session_limits(kit.roster)
+    except SecureFdaError as error:
+        fault = str(error)
+    task = None if config is None else (config.task.factory, config.task.options)
+    spent = tuple(_spent(ledger, policy) for ledger in ledgers_of(kit.root / LOCAL / LEDGERS))
+    digest, today = hashlib.sha256(data).hexdigest(), now.astimezone(UTC).date().isoformat()
+    return Dossier(kit, policy, digest, people, fault, task, spent, today)
+
+
+def _spent(ledger: Path, policy: SourcePolicy) -> Spent:
+    rows = rows_of(ledger)
+    used = epsilon(charged(rows), policy.dp.target_delta, policy.dp.accountant)
+    return Spent(ledger.stem, rows[0].fields["samples"], used)
+
+
+def page_of(dossier: Dossier) -> Page:
+    """Return the two pages."""
+    policy, kit = dossier.policy, dossier.kit
+    template = policy.agreement.template or "none"
+    return Page(
+        f"What {dossier.site} agrees to",
+        (
+            f"Federation {kit.federation_id}, list of sites no. {kit.roster.epoch}. Policy of {kit.entry.legal_entity} "
+            f"({dossier.site}) as of {dossier.today}. Template: {template}.",
+            f"SHA-256 of the policy: {dossier.digest}",
+        ),
+        _state(dossier),
+        (
+            Section("parties", "Who takes part, and who must be trusted", (_parties(dossier),)),
+            Section("data", "Which data are used", (Facts(tuple(_data(dossier))),)),
+            Section("leaves", "What leaves, in which form, to whom", (_leaves(dossier),)),
+            Section("learns", "Who can learn what", (_learns(dossier),), note=_LEARNS_NOTE),
+            Section("noise", "What ε (epsilon) means here", tuple(_noise(dossier))),
+            Section("rest", "What remains at risk", (Lines([("care", line) for line in _rest(dossier)]),)),
+            Section("time", "How long, how to stop, what cannot be undone", (Facts(tuple(_time(dossier))),)),
+            Section("words", "Words", (Facts(_WORDS),)),
+            Section("signatures", "Signatures", (_signatures(dossier),)),
+        ),
+    )
+
+
+def _state(dossier: Dossier) -> State:
+    agreed = dossier.policy.agreement
+    lines: list[Line] = [
+        ("", f"Purpose: {agreed.purpose or _NOT_STATED}"),
+        ("", f"Legal basis: {agreed.legal_basis or _NOT_STATED}"),
+    ]
+    lines.append(("", f"Recipient: {agreed.recipient or dossier.target}"))
+    if agreed.expires and dossier.today > agreed.expires:
+        return State("failed", f"Ended on {agreed.expires}", "The source refuses every round.", lines=lines)
+    if dossier.fault:
+        return State("care", "Not in force", f"No process starts with it: {dossier.fault}.", lines=lines)
+    if not dossier.people:
+        why = (
+            f"Signed with the key of {dossier.site}, by no person: the authority may have done it when it made the key."
+        )
+        return State("care", "In force, and nobody has signed it by name", why, lines=lines)
+    by = ", ".join(f"{person.name} ({person.role})" for person in dossier.people)
+    return State("done", "In force", f"Signed with the key of {dossier.site}, by {by}.", lines=lines)
+
+
+def _parties(dossier: Dossier) -> Table:
+    kit, policy = dossier.kit, dossier.policy
+    others = [entry.legal_entity for entry in kit.roster.sources if entry.site_id != dossier.site]
+    if dossier.in_clear:
+        helped = "nothing helps: this policy lets the target see single updates"
+    elif policy.max_colluders:
+        helped = f"at most {policy.max_colluders} of them may pass what they know to the target"
+    else:
+        helped = "that none of them passes its own update to the target"
+    named = f" Named as trusted: {', '.join(policy.trusted_peers)}." if policy.trusted_peers else ""
+    rows: list[list[Cell]] = [
+        [dossier.target, "target: gets sums and model", "nothing: it may deviate in any way"],
+        [kit.entry.legal_entity, "source: this site", "its own machine, and the secrecy of its keys"],
+        [first_of(others, 6), f"{counted(len(others), 'other source')}", f"{helped}.{named}"],
+        [
+            "the authority",
+            "signed the list of sites",
+            "that the sites are real and separate, and it is not the target. If it made this site's keys, it could "
+            "pose as this site",
+        ],
+    ]
+    return Table(("organisation", "part", "what it is trusted for"), rows, broad=(2,))
+
+
+def _data(dossier: Dossier) -> Iterator[tuple[str, str]]:
+    policy = dossier.policy
+    if dossier.task is None:
+        yield "task", "the site has no settings yet, so its task is not known"
+        return
+    factory, options = dossier.task
+    pinned = f"{factory}@{task_digest(factory, options)}" in policy.allowed_tasks
+    if pinned:
+        by = "the policy pins it by the digest of its options and code"
+    elif factory in policy.allowed_tasks:
+        by = "the policy names its class, and leaves options and code open"
+    elif policy.allowed_tasks:
+        by = "the policy does not allow it: this site would not start"
+    else:
+        by = "the policy allows any task"
+    yield "task", f"{factory}; {by}"
+    read = columns_read(options)
+    if read:
+        shown = f"{first_of(read, _MOST_COLUMNS)}"
+        yield "columns read", f"{counted(len(read), 'column')}: {shown}"
+        agreed = policy.agreement.columns
+        more = [name for name in read if name not in agreed] if agreed else []
+        why = f"the policy refuses {', '.join(more)}: this site would not start"
+        limit = "no other column may be read" if agreed else "the policy does not limit columns"
+        yield "limit", why if more else limit
+        yield "preparation", "; ".join(_prepared(options))
+        yield (
+            "mapping",
+            "a file of this site may rename its columns and convert units; it stays here, and no digest has it",
+        )
+    else:
+        yield "columns read", "the task names none: its code decides what is read"
+    if dossier.spent:
+        counts = ", ".join(f"{one.data_set}: {counted(one.rows, 'row')}" for one in dossier.spent)
+        yield "data sets with a budget", counts
+    yield "never", "rows, files, names and this policy: no message can carry them"
+
+
+def _prepared(options: Mapping[str, object]) -> Iterator[str]:
+    """Say what happens to a table's columns before training, by kind."""
+    columns = options.get("columns")
+    kinds: dict[str, list[str]] = {}
+    for name, column in columns.items() if isinstance(columns, Mapping) else ():
+        if isinstance(column, Mapping):
+            kinds.setdefault(str(column.get("type")), []).append(str(name))
+    words = {
+        "number": "minus a public center, divided by a public scale",
+        "category": "one of a public list of values",
+        "ignored": "not read",
+    }
+    for kind, said in words.items():
+        if found := kinds.get(kind):
+            yield f"{first_of(found, 8)}: {said}"
+
+
+def _leaves(dossier: Dossier) -> Table:
+    policy, target = dossier.policy, dossier.target
+    release, rules = policy.release, policy.allowed_rules
+    runs = f"{counted(release.max_runs, 'run')} a day" if release.max_runs else "each run needs consent"
+    often = f"each round; {counted(release.max_rounds, 'round')} a run, {runs}"
+    form = {
+        Visibility.SUM: f"masked; only a sum over at least {policy.smallest_sum} sources can be opened",
+        Visibility.COHORT: f"masked; only sums over random groups of at least {policy.smallest_sum} can be opened",
+        Visibility.INDIVIDUAL: "in clear",
+    }[policy.visibility]
+    if policy.dp.required:
+        form += ", with noise of this site"
+    sizes = f"{'one number a layer' if policy.norm_cap.granularity == 'layer' else 'one number'}, coarsely rounded"
+    rows: list[list[Cell]] = []
+    if set(rules) - {Rule.ANALYTIC}:
+        rows.append(["the update: how training changed the model", form, target, often])
+    if Rule.ANALYTIC in rules:
+        rows.append(["second moments: how often features occur together", form, target, "once a run"])
+    numbers = "number of rows" if policy.dp.required else "number of rows, loss, accuracy"
+    if dossier.in_clear:
+        named = {"samples": "number of rows", "loss": "loss", "accuracy": "accuracy"}
+        numbers = ", ".join(named[name] for name in policy.metadata.may_leave)
+    beside = "beside the update, in clear" if dossier.in_clear else "as sums over the same sources"
+    rows.append([numbers, beside, target, "each round"])
+    if SELECTION in rules:
+        rows.append(["estimated errors of the rules", "as sums", target, "each round"])
+    if features := rules_that_send_features(policy):
+        pulled = "how this site's features lie to those that the target sent"
+        rows.append([pulled, form, target, f"under {', '.join(features)}"])
+    rows.append(["the model so far", "in clear", "all sites", "each round"])
+    if not dossier.in_clear:
+        rows.append(["size of this site's contribution", sizes, "the other sources", "each round"])
+    rows.append(["that and when it takes part; a refused key", "in clear", target, "always"])
+    return Table(("what", "form", "who sees it", "how often"), rows, broad=(1,))
+
+
+_LEARNS_NOTE = (
+    "Figures: of 100 rows that were used, so many an attacker found in ten rounds of a test with handwritten digits. "
+    "It knew all rows that could be this site's, and took one in a hundred unused ones for used. Guessing finds 1. "
+    "Other data give other figures."
+)
+
+
+def _learns(dossier: Dossier) -> Table:
+    policy, target = dossier.policy, dossier.target
+    noise = policy.dp.target_epsilon if policy.dp.required else None
+    hides = 1 if dossier.in_clear else policy.min_others + 1
+    others = len(dossier.kit.roster.sources) - 1
+    rows: list[list[Cell]] = []
+    one = "this site's update of each round" if dossier.in_clear else "one sum a round, and the model"
+    row = "whether a row that it knows was used" + ("" if noise else "; nothing bounds it")
+    rows.append([f"{target}, if it follows the rules", f"{one}; from these, {row}", _found(hides, noise)])
+    limit = policy.limits.model_step
+    lies = (
+        "more: it leads the model, over some rounds, to one that copies single rows into the sum. The policy slows "
+        f"this (model-step {limit:g})"
+    )
+    if not policy.dp.required and any(rule.value in policy.allowed_rules for rule in Rule if rule.adapts):
+        lies += "; with made-up statistics, single row counts and lengths of updates"
+    slow = rounds_to_imprint(limit)
+    paced = f"{counted(slow, 'finished round')} to such a model" if slow else "pace not measured at this limit"
+    rows.append([f"{target}, if it lies", lies + (". Noise bounds it" if noise else ""), paced])
+    if not dossier.in_clear:
+        spare = policy.max_colluders
+        if spare:
+            helped = (
+                f"the same sums: up to {spare} helpers are counted in, and {policy.min_others} others still hide it"
+            )
+            rows.append([f"{target} with {spare} of the sources", helped, _found(hides, noise)])
+        left = hides - 1
+        fewer = (
+            f"a sum over {left}, since the helper takes its own part out" if left > 1 else "this site's update alone"
+        )
+        rows.append([f"{target} with {counted(spare + 1, 'source')}", fewer, _found(left, noise)])
+        if others > spare + 1:
+            rows.append([f"{target} with all {others} others", "this site's update alone", _found(1, noise)])
+    rows.append(["another hospital or source alone", "every model, and the size of this site's contribution", ""])
+    rows.append(
+        ["anyone with the final model", "whether a row that it knows was used", _found(hides, noise, model=True)]
+    )
+    thief = "who has this site's machine or keys (the authority, if it made them)"
+    rows.append([thief, "everything that this site knows, or could send in its name", ""])
+    return Table(("who", "can learn", "measured"), rows, broad=(1,))
+
+
+def _found(sources: int, noise: float | None, *, model: bool = False) -> str:
+    """Say what attacks found, for no more sources and no less noise than were measured."""
+    found = members_in(sources, noise)
+    count = found.in_model if model else found.in_sums
+    of = "final model" if model else "updates in clear" if found.sources == 1 else f"sums over {found.sources}"
+    return f"{count} of 100 ({of}, {'no noise' if found.epsilon is None else f'ε = {found.epsilon:g}'})"
+
+
+def _noise(dossier: Dossier) -> Iterator[Part]:
+    policy = dossier.policy
+    dp = policy.dp
+    # Upper bounds are rounded up.
+    share = math.ceil(10_000 / (1 + math.exp(-dp.target_epsilon))) / 100
+    meaning = (
+        f"ε = {dp.target_epsilon:g} is a limit on what all that leaves reveals about one row. Someone knows all other "
+        f"rows and guesses, at even odds, whether this one was used. That person is right in at most {share:g} of 100 "
+        f"cases, and in 50 without seeing any of it. δ (delta) = {dp.target_delta:g} is the probability that the "
+        "limit fails. It is of one row: a patient with two rows has twice the ε."
+    )
+    if dp.required:
+        yield f"Noise is required. {meaning} It holds against all readers together, whatever they do."
+    else:
+        yield (
+            "Noise is not required: the site may train without it, and then no number bounds what leaves. If its "
+            f"settings add noise, this holds: {meaning}"
+        )
+    yield from (
+        f"Spent so far on data set {one.data_set}: ε = {one.epsilon:.3g} of {dp.target_epsilon:g}."
+        for one in dossier.spent
+    )
+    if not dossier.spent:
+        yield "Nothing is spent so far: the site has no ledger of a budget."
+
+
+def _rest(dossier: Dossier) -> Iterator[str]:
+    policy = dossier.policy
+    if dossier.in_clear:
+        yield "The target sees each update by itself: no sum hides it."
+    if not policy.dp.required:
+        yield "A sum hides whose part is whose. It does not hide whether a row was used; only noise bounds that."
+    yield "Many rounds together reveal more than one. Differences of sums are due to few sources, or to one."
+    yield "The target chooses what it asks, and decides who gets the model. Nobody can check what is done with it."
+    if not policy.agreement.columns:
+        yield "The policy does not limit which columns the task reads."
+    if any("@" not in task for task in policy.allowed_tasks) or not policy.allowed_tasks:
+        yield "Options and code of the task are not pinned: a change of the site's settings changes what is read."
+    if not policy.agreement.signatures_required:
+        yield "The policy counts with the site's key alone: no named person has to sign."
+
+
+def _time(dossier: Dossier) -> Iterator[tuple[str, str]]:
+    policy = dossier.policy
+    agreed = policy.agreement
+    yield "policy ends", f"{agreed.expires} (checked)" if agreed.expires else "no end is set"
+    yield "budget ends", f"{policy.dp.expires} (checked)" if policy.dp.expires else "no end is set"
+    logs = counted(agreed.keep_logs_days, "day") if agreed.keep_logs_days else _NOT_STATED
+    models = counted(agreed.keep_models_days, "day") if agreed.keep_models_days else _NOT_STATED
+    final = {
+        "any": "the target and, if the run says so, each source",
+        "final": "the target and each source",
+        "none": "the target alone, if sources keep no copies of their own",
+    }[policy.model.keep]
+    yield "final model", f"kept by {final}"
+    yield "kept after a run", f"logs: {logs}; models: {models} (statements: no process deletes anything)"
+    yield (
+        "can we stop",
+        "at any time: stop the process. Nothing leaves after that, and the round goes on without us or ends",
+    )
+    yield "how to leave", "stop the process; ask the authority to strike the site off the list (federation revoke)"
+    yield (
+        "cannot be undone",
+        "sums that were opened and models made from them stay with the others. No row can be taken out of them again. "
+        "A row that is deleted here has no part in later rounds",
+    )
+    yield (
+        "checked afterwards",
+        "the site's own log says what left, when, and under which policy; others cosign it, and would see it rewritten",
+    )
+
+
+_WORDS = (
+    ("target, source", "the target wants the model and opens sums; sources train on their rows and send updates"),
+    ("round, run", "in a round, each source trains once and one sum is opened; a run is a number of rounds"),
+    ("mask", "random numbers that sources add to their updates; they cancel in the sum and hide each single one"),
+    (
+        "noise, ε, δ",
+        "random numbers that stay in the update and blur each row; the smaller ε and δ, the better the blur",
+    ),
+    (
+        "policy, digest",
+        "what the site permits, checked by its own process; a fingerprint of a file that any change alters",
+    ),
+)
+
+
+def _signatures(dossier: Dossier) -> Table:
+    rows: list[list[Cell]] = [[person.name, person.role, person.day, "by command"] for person in dossier.people]
+    open_rows = max(dossier.policy.agreement.signatures_required, 2) - len(rows)
+    rows += [["", "", "", ""] for _ in range(open_rows)]
+    return Table(("name", "role", "date", "signature"), rows, note=_SIGNED_NOTE.format(dossier.kit.root.name))
+
+
+_SIGNED_NOTE = (
+    "A name gets into the policy's signature with: securefda policy sign {} --name NAME --role ROLE. The command "
+    "cannot know who types it. A signature by hand is of the policy with the SHA-256 above."
+)

@@ -1,0 +1,189 @@
+"""The two pages before signing say what policy, roster, task and ledgers say, and answer what a reviewer asks."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from securefda.cli import main
+from securefda.pages.html import static_page
+from securefda.privacy.dp_events import Budget, DpEvent
+from securefda.privacy.ledger import Ledger
+from securefda.privacy.ledger_storage import DataSet
+from securefda.site.config import load_source
+from securefda.site.dossier import page_of, read_dossier
+from securefda.site.kit import load_kit
+from securefda.site.policy.measured import MEMBERS_FOUND, ROUNDS_TO_IMPRINT, members_in, rounds_to_imprint
+from securefda.site.privacy_account import ledger_file
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+NOISE = ["training.source.dp.noise-multiplier=1.0", "privacy.budget.target-epsilon=4.0"]
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("founded") / "kits"
+    made = ["federation", "init", "three_hospitals", "--out", str(root), "--entity", "clinic=University Clinic"]
+    assert main([*made, *(part for setting in NOISE for part in ("--set", setting))]) == 0
+    return root
+
+
+@pytest.fixture
+def kit(founded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(founded, tmp_path / "kits")) / "hospital-a"
+
+
+def parts(kit: Path, now: datetime | None = None) -> dict[str, str]:
+    """The text of each section of the page, and of its head."""
+    now = now or datetime.now(UTC)
+    config = load_source(kit / "local" / "settings.toml", (), {})
+    html = static_page(page_of(read_dossier(load_kit(kit, now), config, now)), "title", "a test", sheet=True)
+    found = re.findall(r'<section id="(\w+)".*?>(.*?)</section>', html, re.DOTALL)
+    return {key: " ".join(re.sub(r"<[^>]+>", " ", body).replace("&#39;", "'").split()) for key, body in found}
+
+
+def edit(kit: Path, **changes: str) -> None:
+    """Replace the values of keys in the policy, and sign it."""
+    file = kit / "local" / "policy.toml"
+    text = file.read_text()
+    for key, value in changes.items():
+        name = key.replace("_", "-")
+        text, count = re.subn(rf"^{name} = (\[.*?\]|.*?)$", f"{name} = {value}", text, flags=re.MULTILINE | re.DOTALL)
+        assert count == 1, name
+    file.write_text(text)
+    assert main(["policy", "sign", str(kit), "--name", "Ada", "--role", "head"]) == 0
+
+
+def with_another_site(kit: Path) -> None:
+    added = ["federation", "add", str(kit.parent), "hospital-d", "--config", "three_hospitals", "--entity", "Charity"]
+    assert main(added) == 0
+
+
+def with_other_columns(kit: Path) -> None:
+    file = kit / "local" / "settings.toml"
+    columns = 'options = { columns = { age = { type = "number" } }, label = { column = "ill" } }\n'
+    file.write_text(
+        re.sub(r"^options = .*$", "", file.read_text(), flags=re.MULTILINE).replace("[task]", f"[task]\n{columns}")
+    )
+
+
+def with_a_ledger(kit: Path) -> None:
+    file = ledger_file(kit, "default")
+    file.parent.mkdir(parents=True)
+    ledger = Ledger.create(file, DataSet("hospital-a", "default", "ab" * 32, 239), now=1)
+    ledger.reserve(DpEvent("00" * 16, 1, 1, 2.0, 0.1, 20, 1.0), Budget(4.0, 1e-5, "rdp"), now=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "before", "after"),
+    [
+        (lambda kit: edit(kit, purpose='"screening"'), "head", "Purpose: not stated", "Purpose: screening"),
+        (lambda kit: edit(kit, legal_basis='"consent"'), "head", "Legal basis: not stated", "Legal basis: consent"),
+        (lambda kit: edit(kit, min_others="1"), "leaves", "at least 3 sources", "at least 2 sources"),
+        (lambda kit: edit(kit, model_step="3.0"), "learns", "3 finished rounds", "9 finished rounds"),
+        (lambda kit: edit(kit, required="false"), "noise", "Noise is required.", "no number bounds what leaves"),
+        (
+            lambda kit: edit(kit, required="false"),
+            "learns",
+            "2 of 100 (sums over 3, ε = 4)",
+            "99 of 100 (sums over 3, no",
+        ),
+        (lambda kit: edit(kit, target_epsilon="1.0"), "noise", "at most 98.21 of 100", "at most 73.11 of 100"),
+        (lambda kit: edit(kit, keep_logs_days="30"), "time", "logs: not stated", "logs: 30 days"),
+        (lambda kit: edit(kit, signatures_required="1"), "rest", "no named person has to sign", ""),
+        (lambda kit: edit(kit, allowed_tasks="[]"), "data", "pins it by the digest", "the policy allows any task"),
+        (with_another_site, "parties", "2 other sources", "Charity 3 other sources"),
+        (with_another_site, "learns", "University Clinic with all 2 others", "University Clinic with all 3 others"),
+        (with_other_columns, "data", "the task names none", "2 columns: age, ill"),
+        (with_other_columns, "data", "pins it by the digest", "this site would not start"),
+        (with_a_ledger, "noise", "Nothing is spent so far", "Spent so far on data set default: ε = "),
+        (with_a_ledger, "data", "rows, files, names", "default: 239 rows"),
+    ],
+)
+def test_the_page_follows_policy_roster_task_and_ledger(
+    change: Callable[[Path], None], where: str, before: str, after: str, kit: Path
+) -> None:
+    first = parts(kit)[where]
+    assert before in first
+    change(kit)
+    second = parts(kit)[where]
+    assert after in second
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("question", "where", "answer"),
+    [
+        ("to whom", "leaves", "can be opened, with noise of this site University Clinic each round"),
+        ("what if the target lies", "learns", "copies single rows into the sum"),
+        (
+            "what if a hospital colludes",
+            "learns",
+            "University Clinic with 1 source a sum over 2, since the helper takes",
+        ),
+        ("what if all do", "learns", "University Clinic with all 2 others this site's update alone 4 of 100"),
+        ("the model", "learns", "anyone with the final model whether a row that it knows was used 2 of 100"),
+        ("epsilon", "noise", "right in at most 98.21 of 100 cases, and in 50 without"),
+        ("can we stop", "time", "can we stop at any time"),
+        ("undo", "time", "No row can be taken out of them again"),
+        ("recipient", "head", "Recipient: University Clinic"),
+        ("template", "head", "Template: the planned run"),
+    ],
+)
+def test_a_reviewer_finds(question: str, where: str, answer: str, kit: Path) -> None:
+    assert answer in parts(kit)[where], question
+
+
+def test_the_state_follows_people_edits_and_days(kit: Path) -> None:
+    assert "In force, and nobody has signed it by name" in parts(kit)["head"]
+    edit(kit, signatures_required="2")
+    assert "Not in force" in parts(kit)["head"]
+    assert main(["policy", "sign", str(kit), "--name", "Ben", "--role", "officer"]) == 0
+    head = parts(kit)["head"]
+    assert "In force" in head
+    assert "by Ada (head), Ben (officer)." in head
+    (kit / "local" / "policy.toml").write_text((kit / "local" / "policy.toml").read_text() + "# an edit\n")
+    assert "was changed after it was signed" in parts(kit)["head"]
+
+
+def test_an_ended_policy_is_shown_as_ended(kit: Path) -> None:
+    file = kit / "local" / "policy.toml"
+    file.write_text(re.sub(r'expires = "\d.*"', 'expires = "2026-01-01"', file.read_text()))
+    assert "Ended on 2026-01-01" in parts(kit)["head"]
+
+
+def test_figures_are_those_of_the_committed_studies() -> None:
+    committed = json.loads((BENCHMARKS / "model_step.json").read_text())["rounds_to_an_imprinting_model"]
+    assert {f"limit {limit:g}": rounds for limit, rounds in ROUNDS_TO_IMPRINT.items()} == committed
+    assert [rounds_to_imprint(limit) for limit in (1.0, 3.0, 5.0, 10.0, 30.0, 31.0)] == [9, 9, 3, 3, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("sources", "epsilon", "sums"),
+    [(1, None, (1, None)), (4, 2.0, (3, 4.0)), (5, 4.0, (5, 4.0)), (99, 0.5, (10, 1.0)), (3, 20.0, (3, None))],
+)
+def test_no_figure_is_of_more_sources_or_more_noise_than_the_site_has(
+    sources: int, epsilon: float | None, sums: Any
+) -> None:
+    found = members_in(sources, epsilon)
+    assert (found.in_sums, found.in_model) == MEMBERS_FOUND[sums]
+    assert (found.sources, found.epsilon) == sums
+
+
+def test_the_command_writes_one_file_without_scripts_once(kit: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert main(["policy", "dossier", str(kit), "--out", str(out)]) == 0
+    page = out.read_text()
+    assert "<script" not in page
+    assert 'class="sheet"' in page
+    assert main(["policy", "dossier", str(kit), "--out", str(out)]) == 4
+    assert out.read_text() == page
+    assert main(["policy", "dossier", str(kit.parent / "clinic"), "--out", str(tmp_path / "other.html")]) == 4
+    assert not (tmp_path / "other.html").exists()
