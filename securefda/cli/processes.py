@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from securefda.cli.options import Launcher, OutputFormat, Overrides, interruptible
+from securefda.cli.options import Kit, Launcher, OutputFormat, Overrides, interruptible, now
 from securefda.cli.output import Format, print_result, say
 
 aggregator = typer.Typer(help="Start the target's process.")
-source = typer.Typer(help="Start a source's process.")
+source = typer.Typer(help="Start a source's process, or leave.")
 
 ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The site's settings file.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for state and results; overrides the file.")]
@@ -100,6 +100,31 @@ def start_source(
             with started_team(settings.training.processes, settings.training.device) as team:
                 source_process.main(settings, ours.relay(reporter), accept_run=accept_run, team=team)
     print_result(output, {"out": str(folder)}, f"the run is over; this site's own record is in {folder}")
+
+
+@source.command("leave")
+def leave(
+    kit: Kit,
+    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("leaving.html"),
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Write what a source has released so far, by run, and what stays with others: for a site that leaves.
+
+    It verifies the site's logs and changes nothing. Stop the process, then have the authority revoke the site.
+    """
+    from securefda.disk import PUBLIC_MODE, require_new, write_file, writing_errors
+    from securefda.pages.html import static_page
+    from securefda.site.kit import load_kit
+    from securefda.site.policy import load_signed_policy
+    from securefda.source.leaving import leaving_page
+
+    require_new("--out", out)
+    own = load_kit(kit, now(), expected_role="source")
+    found = leaving_page(own, load_signed_policy(own), now())
+    page = static_page(found, f"{own.site_id}: what it has released", "securefda source leave", sheet=True)
+    with writing_errors(out):
+        write_file(out, page.encode("utf-8"), PUBLIC_MODE)
+    print_result(output, {"site": own.site_id, "file": str(out)}, f"{found.state.word}; the page is {out}")
 
 
 @source.command("follow", hidden=True)

@@ -110,9 +110,19 @@ def read_dossier(kit: Kit, config: SourceConfig | None, now: datetime) -> Dossie
     except SecureFdaError as error:
         fault = str(error)
     task = None if config is None else (config.task.factory, config.task.options)
-    spent = tuple(_spent(ledger, policy) for ledger in ledgers_of(kit.root / LOCAL / LEDGERS))
+    spent = spent_of(kit.root, policy)
     digest, today = hashlib.sha256(data).hexdigest(), now.astimezone(UTC).date().isoformat()
     return Dossier(kit, policy, digest, people, fault, task, spent, today)
+
+
+def spent_of(root: Path, policy: SourcePolicy) -> tuple[Spent, ...]:
+    """Return what each ledger in a kit's folder has spent. Raises LedgerError: one cannot be read."""
+    return tuple(_spent(ledger, policy) for ledger in ledgers_of(root / LOCAL / LEDGERS))
+
+
+def guessed_right(epsilon: float) -> float:
+    """Return in how many of 100 cases a guess at even odds can be right, for who knows all other rows; delta apart."""
+    return math.ceil(10_000 / (1 + math.exp(-epsilon))) / 100  # an upper bound is rounded up
 
 
 def _spent(ledger: Path, policy: SourcePolicy) -> Spent:
@@ -342,8 +352,7 @@ def _found(sources: int, noise: float | None, *, model: bool = False) -> str:
 def _noise(dossier: Dossier) -> Iterator[Part]:
     policy = dossier.policy
     dp = policy.dp
-    # Upper bounds are rounded up.
-    share = math.ceil(10_000 / (1 + math.exp(-dp.target_epsilon))) / 100
+    share = guessed_right(dp.target_epsilon)
     meaning = (
         f"ε = {dp.target_epsilon:g} is a limit on what all that leaves reveals about one row. Someone knows all other "
         f"rows and guesses, at even odds, whether this one was used. That person is right in at most {share:g} of 100 "

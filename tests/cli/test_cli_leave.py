@@ -1,0 +1,114 @@
+"""``securefda source leave``: what a site has released, by run, as its own verified logs and its ledgers have it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from securefda.audit.verification import AuditFinding
+from securefda.cli import main
+from securefda.errors import ExitCode
+from securefda.pages.html import static_page
+from securefda.site.dossier import Spent
+from securefda.site.kit import Kit, load_kit
+from securefda.site.policy import SourcePolicy
+from securefda.site.policy.schema import Agreement
+from securefda.source.leaving import Release, page_of_releases, releases_in
+
+sys.path.append(str(Path(__file__).parents[1] / "audit"))
+
+from run_builder import SUM, Run
+
+SITE = "hospital-a"
+NOW = datetime(2026, 12, 1, 9, tzinfo=UTC)
+
+
+class Quiet(Run):
+    """A run at ``sum`` in which no ledger is charged."""
+
+    levels = (SUM, SUM)
+
+    def charge(self, site: str, number: int, attempt: int) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("founded") / "kits"
+    assert main(["federation", "init", "three_hospitals", "--out", str(root)]) == 0
+    return root
+
+
+@pytest.fixture
+def kit(founded: Path, tmp_path: Path) -> Kit:
+    return load_kit(Path(shutil.copytree(founded, tmp_path / "kits")) / SITE, datetime.now(UTC))
+
+
+def released(folder: Path) -> tuple[Release, ...]:
+    (roster,) = (folder / "sites" / SITE / "local" / "audit").glob("*/roster.json")
+    return releases_in(folder / "sites" / SITE / "local" / "audit", SITE, roster)
+
+
+def said(kit: Kit, releases: tuple[Release, ...], spent: tuple[Spent, ...] = (), **agreed: int) -> str:
+    policy = SourcePolicy(agreement=Agreement(**agreed))
+    html = static_page(page_of_releases(releases, spent, kit=kit, policy=policy, now=NOW), "title", "a test")
+    return " ".join(re.sub(r"<[^>]+>", " ", html.partition("<main")[2]).replace("&#39;", "'").split())
+
+
+def test_each_run_is_named_with_rounds_form_and_noise(kit: Kit, tmp_path: Path) -> None:
+    (noisy,), (quiet,) = released(Run(tmp_path / "noisy").write()), released(Quiet(tmp_path / "quiet").write())
+    assert (noisy.rounds, noisy.without_noise) == ({1, 2, 3}, frozenset())
+    assert (quiet.rounds, quiet.without_noise) == ({1, 2}, {1, 2})
+    text = said(kit, (noisy, replace(quiet, run="ff" * 16)), (Spent("hearts", 300, 1.0),), keep_models_days=90)
+    for words in (
+        "5 rounds of 2 runs left this site",
+        "update to hospital-t; sum: as a term of one sum over at least 3 sources; 1 time",
+        "update to hospital-t; cohort: as a term of a cohort's sum over at least 3 sources; 1 time",
+        "update to hospital-t; individual: in clear, readable by the receiver; 1 time",
+        "2 rounds left without noise. No number bounds",
+        "Data set hearts: rounds with noise cost ε = 1 at",
+        "in at most 73.11 of 100 cases",
+        "Updates left in clear",
+        "agreed: 90 days after the run; no process deletes them",
+        "no row can be taken out of a sum or a model",
+        "federation revoke FOLDER hospital-a",
+    ):
+        assert words in text
+    alone = said(kit, (quiet,))
+    assert "in clear, readable" not in alone
+    assert "Data set" not in alone
+    assert "not agreed" in alone
+
+
+def test_a_log_that_is_not_what_was_signed_is_refused(tmp_path: Path) -> None:
+    folder = Run(tmp_path).write()
+    (log,) = (folder / "sites" / SITE / "local" / "audit").glob("*")
+    bundle = next(file for file in sorted(log.rglob("*")) if file.is_file() and b"MaskedInput" in file.read_bytes())
+    bundle.chmod(0o600)
+    bundle.write_bytes(bundle.read_bytes().replace(b'"update"', b'"nothin"', 1))
+    with pytest.raises(AuditFinding):
+        released(folder)
+
+
+def test_a_site_without_logs_has_released_nothing(kit: Kit, tmp_path: Path) -> None:
+    out = tmp_path / "leaving.html"
+    assert main(["source", "leave", str(kit.root), "--out", str(out)]) == 0
+    page = out.read_text()
+    assert "Nothing left" in page
+    assert "There is no log in this kit" in page
+    assert main(["source", "leave", str(kit.root), "--out", str(out)]) == ExitCode.CONFIG
+    assert out.read_text() == page
+
+
+def test_logs_of_another_federation_in_the_kit_are_refused_and_no_page_is_written(kit: Kit, tmp_path: Path) -> None:
+    Run(tmp_path / "run").write()
+    shutil.copytree(tmp_path / "run" / "sites" / SITE / "local" / "audit", kit.local / "audit")
+    out = tmp_path / "leaving.html"
+    assert main(["source", "leave", str(kit.root), "--out", str(out)]) == ExitCode.AUDIT
+    assert not out.exists()
