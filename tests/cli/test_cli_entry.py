@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ sources = ["source-1", "source-2", "source-3"]
 factory = "securefda.tasks.digits:Digits"
 """
 COMMAND = [sys.executable, "-m", "securefda.cli"]
+INTERRUPTED_WHILE_IT_IMPORTS = """
+import os, signal, sys
+class Finder:
+    def find_spec(name, *_):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+from {module} import {function}
+sys.exit({function}())
+"""
 
 
 @pytest.fixture
@@ -119,6 +130,17 @@ def test_ctrl_c_ends_a_run_in_one_line_and_leaves_its_rounds_and_a_report(file: 
     assert rounds == list(range(1, len(rounds) + 1))
     assert len(rounds) >= 2
     assert "Target accuracy" in (file.parent / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["securefda.cli", "typer", "securefda.cli.app"])
+def test_ctrl_c_ends_the_installed_command_in_one_line_also_while_it_imports(name: str) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["securefda"].partition(":")
+    script = INTERRUPTED_WHILE_IT_IMPORTS.format(name=name, module=module, function=function)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=_environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
 def _lines_until(process: subprocess.Popen[str], start: str) -> list[str]:
