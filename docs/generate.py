@@ -274,6 +274,7 @@ _LOOK_AT = {
     ExitCode.AUDIT: "[Respond to a finding](../how-to/respond-to-a-finding.md)",
     ExitCode.CERTIFICATE: "[Certificates](../how-to/certificates.md)",
     ExitCode.VERSION: "[Upgrade](../how-to/upgrade.md); the line names both builds",
+    ExitCode.PEER: "the address and the roster; if both are right, treat it as an attack",
     ExitCode.INTERRUPTED: "",
     ExitCode.TERMINATED: "",
 }
@@ -281,7 +282,7 @@ _LOOK_AT = {
 
 def _restart(code: ExitCode) -> str:
     """Whether a supervisor should start a site's process again after this code."""
-    if code is ExitCode.TERMINATED or code.blames_another:
+    if code in (ExitCode.CONNECTION, ExitCode.QUORUM, ExitCode.TERMINATED):
         return "yes"
     return "no" if code in (ExitCode.OK, ExitCode.INTERRUPTED) else "a person first"
 
@@ -309,10 +310,11 @@ def exit_codes() -> str:
         "[When something fails](../how-to/when-something-fails.md) goes from a line on the console to what to do.",
         table(("code", "name", "meaning", "look at", "start the process again"), codes),
         """\
-**Code 2 does not say whether the line or the peer is at fault.** Start the process with `--format json` to tell them
-apart by the `error_code` of its last line. `ConnectionFailed`, `Unreachable` and `HungUp` are about the line; for
-`AuthenticationError` and every code of a check that failed, alert a person, also if the process is started again.
-A source checks the peer at each start, before anything of its rows leaves.""",
+**Code 2 does not say whether the line is at fault, or a check failed.** Start the process with `--format json` to tell
+them apart by the `error_code` of its last line. `ConnectionFailed`, `Unreachable` and `HungUp` are about the line. For
+every code of a check that failed, alert a person, also if the process is started again. A source checks who the peer is
+at each start, before anything of its rows leaves. If it is another, the source ends with 19: no supervisor should start
+it again.""",
         "## Error codes",
         """\
 With `--format json` the envelope of an error carries `error_code`. An error has one message and, where you can do

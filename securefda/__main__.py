@@ -1,4 +1,4 @@
-"""The ``securefda`` command, and ``python -m securefda``. It imports all else where Ctrl-C ends the process in one line."""
+"""The ``securefda`` command, and ``python -m securefda``: Ctrl-C ends it in one line, also while it still imports."""
 
 import sys
 
@@ -6,7 +6,7 @@ import sys
 def main() -> int:
     """Run the command with the process's arguments, and return its exit code."""
     try:
-        from securefda.cli import main as command
+        from securefda.cli import main as command  # noqa: PLC0415 - so that Ctrl-C is caught here
 
         return command()
     except KeyboardInterrupt:

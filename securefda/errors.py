@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
     """Failed, for a reason without a separate code."""
 
     CONNECTION = 2
-    """No connection, a peer that is not the one in the roster, or one that breaks the protocol."""
+    """No connection, or a peer that breaks the protocol or is late."""
 
     CONFIG = 4
     """Wrong arguments, configuration or data."""
@@ -50,6 +50,8 @@ class ExitCode(IntEnum):
 
     VERSION = 15
     """A peer runs another build of securefda, which does not speak with this one."""
+    PEER = 19
+    """The peer is not the one in the roster, or it refuses this site."""
 
     INTERRUPTED = 130
     """Interrupted by Ctrl-C."""
@@ -60,7 +62,7 @@ class ExitCode(IntEnum):
     @property
     def blames_another(self) -> bool:
         """Whether the cause may be at another site: a peer that does not answer, or sends something wrong."""
-        return self in (ExitCode.CONNECTION, ExitCode.QUORUM)
+        return self in (ExitCode.CONNECTION, ExitCode.QUORUM, ExitCode.PEER)
 
 
 class Terminated(KeyboardInterrupt):
@@ -141,7 +143,7 @@ class ConnectionFailed(SecureFdaError):
 class AuthenticationError(SecureFdaError):
     """The peer answers, but it is not who the roster says, or it refuses who we are."""
 
-    exit_code = ExitCode.CONNECTION
+    exit_code = ExitCode.PEER
 
 
 class CertificateError(SecureFdaError):

@@ -98,7 +98,7 @@ async def test_a_certificate_of_the_federation_that_is_not_in_the_roster_is_refu
         channel = sites.channel(1, address, credentials=stranger)
         with pytest.raises(AuthenticationError, match=stranger.pin.hex()[:16]) as caught:
             await soon(channel.open())
-        assert caught.value.exit_code == ExitCode.CONNECTION
+        assert caught.value.exit_code == ExitCode.PEER
         event = await next_event(server, Misbehaved)
         assert (event.index, event.check) == (None, "ROSTER_PIN")
         assert server.connected() == set()
