@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from gpu_parts import models
 from round_cost_runs import config_of
@@ -146,6 +147,7 @@ def tables(
     return {
         "bytes": _bytes_table(rounds, sessions),
         "round": _round_table(rounds, scale),
+        "formula": _session_formula(rounds, scale),
         "training": _training_table(figures["training"], noise),
         "memory": _memory_table(memory["source"]),
         "session": _session_table(scale),
@@ -203,6 +205,36 @@ def _round_table(rounds: Sequence[Mapping[str, Any]], scale: Sequence[Mapping[st
         "if the target has such a line too",
     )
     return _markdown(head, rows)
+
+
+def _session_formula(rounds: Iterable[Mapping[str, Any]], scale: Iterable[Mapping[str, Any]]) -> str:
+    """session(N, m), fitted to the masked sessions by least squares of relative errors; what it misses them by, and
+    whole rounds.
+    """
+    sessions = [
+        (cell["sources"], cell["params"], cell["session_s"]) for cell in scale if cell.get("session_s") is not None
+    ]
+    whole = [(row["sources"], row["params"], row["seconds"]) for row in rounds if row.get("level") == "sum"]
+    relative = np.array([_terms(sources, params) / seconds for sources, params, seconds in sessions])
+    factors = np.linalg.lstsq(relative, np.ones(len(sessions)))[0]
+    if (factors < 0).any():
+        raise ValueError(f"no sum of costs: the fit has the factors {factors}")
+    each, pair, number = 1000 * factors
+    cost = rf"{each:.2g}\,N + {pair:.2g}\,N^2 + {number:.2g}\,N\,m / 10^6"
+    formula = rf"$$\text{{session}}(N, m) \approx {cost} \text{{ ms}}$$"
+    rows = [
+        [str(sources), f"{params:,}", what, f"{seconds:.2g} s", f"{fit:.2g} s", f"{100 * (fit / seconds - 1):+.0f} %"]
+        for what, points in (("masking only", sessions), ("a round", whole))
+        for sources, params, seconds in sorted(points, key=lambda point: (point[1], point[0]))
+        for fit in (float(factors @ _terms(sources, params)),)
+    ]
+    head = ("sources", "parameters", "measured was", "seconds", "formula", "formula is off by")
+    return f"{formula}\n\n{_markdown(head, rows)}"
+
+
+def _terms(sources: int, params: int) -> np.ndarray[Any, Any]:
+    """What costs time: each source, each pair of them, and each million of numbers that is masked."""
+    return np.array([sources, sources**2, sources * params / 1e6])
 
 
 def _training_table(training_rows: Iterable[Mapping[str, Any]], noise: Mapping[str, Any]) -> str:
