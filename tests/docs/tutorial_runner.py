@@ -11,6 +11,8 @@ stand before one block:
     The block is skipped, for this reason.
 ``<!-- exit code N -->``
     The block must end with exit code N.
+``<!-- Ctrl-C after: TEXT -->``
+    The block of ``sh`` is one command. Once a line that it prints begins with TEXT, it is interrupted as by Ctrl-C.
 ``<!-- background -->``
     The block of ``sh`` is started as in a terminal of its own, and the page goes on at once.
 ``<!-- wait -->``
@@ -49,7 +51,7 @@ ROOT = Path(__file__).parents[2]
 RUN = ("sh", "python")
 _NOT_SH = ("bash", "shell", "console", "zsh")
 _COMMENT = re.compile(r"<!--\s*(.*?)\s*-->")
-_MARKER = re.compile(r"(not run|file): (\S.*)|(exit code) ([0-9]+)|(background|wait|output)")
+_MARKER = re.compile(r"(not run|file|Ctrl-C after): (\S.*)|(exit code) ([0-9]+)|(background|wait|output)")
 _FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<language>[^\s`]*)[^`]*")
 
 
@@ -127,8 +129,11 @@ class _Job:
 
     def wait(self, page: Path, deadline_s: float) -> tuple[str, str]:
         """Wait for its end, check its exit code, and return what it printed on stdout and on stderr."""
+        until = time.monotonic() + deadline_s
         try:
-            code = self.process.wait(timeout=deadline_s)
+            if begins := self.block.markers.get("Ctrl-C after"):
+                self._interrupt_after(begins, until)
+            code = self.process.wait(timeout=max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.kill()
             code = None
@@ -139,6 +144,14 @@ class _Job:
             said = "".join(printed)[-3000:]
             raise TutorialError(page, self.block.line, f"{ended}\n{self.block.text}printed:\n{said}")
         return printed[0], printed[1]
+
+    def _interrupt_after(self, begins: str, until: float) -> None:
+        """Interrupt it once a line on stderr begins so; one that ends before or says nothing is left as it is."""
+        while f"\n{begins}" not in "\n" + self.err.read_text(encoding="utf-8", errors="replace"):
+            if self.process.poll() is not None or time.monotonic() > until:
+                return
+            time.sleep(0.01)
+        self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
         """End it and all that it started."""
@@ -233,7 +246,7 @@ class TutorialRun:
         else:
             if "background" not in block.markers:
                 lines.append(f"trap 'export -p > {variables}; pwd > {folder}' EXIT")
-            lines.append(block.text)
+            lines.append(f"exec {block.text}" if "Ctrl-C after" in block.markers else block.text)
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 ["sh", "-e", "-c", "\n".join(lines)],

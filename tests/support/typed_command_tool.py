@@ -17,6 +17,7 @@ with socket.socket(socket.AF_UNIX) as server:
     request = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode()  # noqa: PTH109 - it imports pathlib
     socket.send_fds(server, [LENGTH.pack(len(request))], [0, 1, 2])
     server.sendall(request)
+    signal.signal(signal.SIGINT, lambda *_: server.sendall(bytes([signal.SIGINT])))
     answer = server.recv(LENGTH.size, socket.MSG_WAITALL)
 if not answer:
     sys.exit("no copy of the fork server runs this command")

@@ -2,9 +2,9 @@
 
 A script of many commands spends most of its time importing torch anew for each of them. The tool that it finds in
 ``PATH`` here hands its arguments, folder, environment and streams to the test, which runs a copy of the fork server of
-:mod:`fork_server` with them, and ends with its exit code. A tool that is killed takes its copy with it. What a copy
-cannot show, :mod:`fork_server` says; ``exec`` of the command itself is tested in ``tests/cli/test_cli_entry.py``, in
-``tests/end_to_end/test_readme_walkthrough.py``, and from the wheel by ``.ci/run``.
+:mod:`fork_server` with them, and ends with its exit code. Ctrl-C at the tool reaches its copy; a tool that is killed
+takes its copy with it. What a copy cannot show, :mod:`fork_server` says; ``exec`` of the command itself is tested in
+``tests/cli/test_cli_entry.py``, in ``tests/end_to_end/test_readme_walkthrough.py``, and from the wheel by ``.ci/run``.
 """
 
 from __future__ import annotations
@@ -72,8 +72,11 @@ def _run(caller: socket.socket, server: ForkServer) -> None:
             for stream in streams:
                 os.close(stream)
         while (code := process.poll()) is None:
-            if select.select([caller], [], [], _WATCH_S)[0]:  # the tool was killed
-                process.kill()
+            if select.select([caller], [], [], _WATCH_S)[0]:
+                if sent := caller.recv(1):  # Ctrl-C
+                    process.send_signal(sent[0])
+                    continue
+                process.kill()  # as the tool was
                 process.wait()
                 return
         caller.sendall(_LENGTH.pack(code))
