@@ -1,15 +1,18 @@
-"""Progress of a run on a console: one live table of rounds on a terminal, one line per round elsewhere."""
+"""Progress of a run: a live table of rounds on a terminal, lines that change in place in a notebook, else lines."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from statistics import fmean
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -36,6 +39,10 @@ _WIDEST_LINE = 110
 """Characters of a round's line in a pipe or a log, where it is not wrapped."""
 _ROUNDS_AVERAGED = 10
 """Number of last rounds whose mean time predicts that of the others."""
+_CELL_LINES = 20
+"""The last lines of a run that a notebook's cell shows."""
+_CELL_PAUSE_S = 0.2
+"""Between two changes of a cell that no new line causes."""
 _LEAVE_FIRST = ("balanced", "bytes", "time", "beta", "validation", "from sources", "loss")
 """Columns of the table in the order in which a narrow terminal does without them."""
 
@@ -51,7 +58,13 @@ def console_reporter(stream: TextIO | None = None, *, knows_rounds: bool = True)
         yield SilentReporter()  # what matters of a run is in its folder, and an error is printed at the end
         return
     if not stream.isatty() or os.environ.get("TERM") == "dumb":
-        yield LineReporter(stream)
+        display = _notebook_display()
+        if display is None:
+            yield LineReporter(stream)
+            return
+        cell = Cell(display)
+        yield CellReporter(cell)
+        cell.show()
         return
     table = TableReporter(Console(file=stream, highlight=False), knows_rounds=knows_rounds)
     with Live(get_renderable=table.last_row, console=table.console, transient=True):
@@ -186,6 +199,64 @@ class LineReporter:
             except BrokenPipeError:  # its reader has gone, as `head` does; no other site should lose a round for that
                 self._stream = None
         self._last = text
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """Return IPython's ``display`` if this process is the kernel of a notebook; imports nothing otherwise."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return import_module("IPython.display").display if hasattr(shell, "kernel") else None
+
+
+class Cell(io.StringIO):
+    """The last lines that were written, in the output of a notebook's cell, which changes in place.
+
+    Args:
+        display: IPython's.
+    """
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        super().__init__()
+        self._display, self._lines, self._shown_at = display, deque[str](maxlen=_CELL_LINES), 0.0
+        self._handle: Any = None
+
+    def write(self, text: str) -> int:
+        """Add lines."""
+        self._lines += text.splitlines()
+        return len(text)
+
+    def flush(self) -> None:
+        """Show the lines."""
+        self.show()
+
+    def show(self, doing: str = "") -> None:
+        """Show the lines, and below them what goes on; the latter alone only now and then."""
+        if doing and time.monotonic() - self._shown_at < _CELL_PAUSE_S:
+            return
+        self._shown_at = time.monotonic()
+        shown = {"text/plain": "\n".join([*self._lines, *filter(None, [doing])])}
+        if self._handle is None:
+            self._handle = self._display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+class CellReporter(LineReporter):
+    """Lines as in a pipe, in a notebook's cell; below the last one, what the run does, and waits for."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self._cell, self._steps = cell, StepsOfSites()
+
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
+        """Show phase and sites."""
+        self._steps.keep(waiting_for)
+        self._cell.show(printable(phase_text(name, waiting_for, asked)))
+
+    def steps(self, site: str, done: int, of: int) -> None:
+        """Show how far the slowest site is in its training."""
+        self._steps.heard(site, done, of)
+        self._cell.show(printable(self._steps.slowest()))
 
 
 class TableReporter:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import tomllib
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Self
 
 import pytest
 from api_rows import SHORT, SOURCES, data, deep, federation, linear, rows
@@ -130,6 +133,46 @@ def test_a_run_that_failed_is_tried_again() -> None:
     assert [run.status for run in securefda.runs()] == ["failed"]
     with pytest.raises(securefda.SecureFdaError, match="diverge"):
         made.simulate(quiet=True)
+
+
+class StandInForIPython:
+    """What a run needs of IPython: a shell, with a kernel or without, and a display that keeps what it shows."""
+
+    def __init__(self, shell: object) -> None:
+        self.get_ipython = lambda: shell
+        self.shown: list[str] = []
+        self.displays = 0
+
+    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> Self:
+        assert (raw, display_id) == (True, True)
+        self.displays += 1
+        self.shown.append(data["text/plain"])
+        return self
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.shown.append(data["text/plain"])
+
+
+@pytest.mark.parametrize("in_notebook", [True, False], ids=["notebook", "without a kernel"])
+def test_a_notebook_shows_the_lines_of_a_run_in_one_place(
+    in_notebook: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ipython = StandInForIPython(SimpleNamespace(**({"kernel": None} if in_notebook else {})))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython)
+    monkeypatch.setattr("securefda.cli.console._CELL_LINES", 2)
+    monkeypatch.setattr("securefda.cli.console._CELL_PAUSE_S", 0.0)
+    federation().simulate(rounds=2)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("round ")]
+    if not in_notebook:
+        assert (len(lines) >= 2, ipython.shown) == (True, [])
+        return
+    assert (lines, ipython.displays) == ([], 1)
+    assert max(len(shown.splitlines()) for shown in ipython.shown) == 3  # these two, and what it does
+    assert any("round 1 of 2: accuracy " in shown for shown in ipython.shown)
+    first, second = ipython.shown[-1].splitlines()  # the last ones alone
+    assert (first[:23], second[:16]) == ("round 2 of 2: accuracy ", "the run is over;")
 
 
 def test_fewer_rounds_shorten_the_warm_up_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
