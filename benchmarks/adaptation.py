@@ -11,34 +11,31 @@ is ``securefda simulate``, with masks and norm caps. The settings are the defaul
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
-from federated import Job
 from full_data_runs import AUTHORS, STUDIES
-from variants import (
-    DOMAINS,
-    MOST_SEEDS,
-    VariantCell,
-    domain_arguments,
-    domain_study,
-    found_in,
-    mean_and_spread,
-    target_settings,
-)
+from studies import Cache, as_text, measure, shown, this_machine
 
+from securefda.bench.accuracy.federated import Job
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
+from securefda.samples import sample
+from securefda.site.config import load_federation
 from securefda.tasks import Samples
 from securefda.tasks.digit_domains import DigitDomains
 
-FIRST_SEED = 10
+FIGURES = Path(__file__).with_suffix(".json")
+DOMAINS = ("mnist-m", "synthetic", "mnist", "usps")
+FIRST_SEED, MOST_SEEDS = 10, 5
 SETTINGS = (
     *("training.source.threads=1", "training.target.threads=1"),
     *("strategy.rule=source_only", "strategy.warm-up-rounds=0"),
@@ -64,6 +61,8 @@ VARIANTS: Mapping[str, tuple[str, ...]] = {
 SKEWED = "skewed usps"
 NOISY = "noisy Fashion-MNIST"
 FOLDERS = {**dict.fromkeys((*DOMAINS, SKEWED), "."), NOISY: "fashion_mnist"}
+"""Study -> where its files are, below the folder of data; the others read none."""
+
 NOISY_RULES = ("fedda_auto", "fedgp_auto")
 OF_NOISY = (
     *(*STUDIES[NOISY].settings, *OF_LABELS, "task.options.target-rows=50", "strategy.rounds=52"),
@@ -89,6 +88,26 @@ class SkewedDigits(DigitDomains):
     def test_data(self, site: str) -> Samples:
         """As of the domain, and fewer at the target."""
         return self._fewer(site, super().test_data(site))
+
+
+@dataclass(frozen=True, slots=True)
+class VariantCell:
+    """One run: a sample federation with settings. Study, variant and seed name it."""
+
+    study: str
+    variant: str
+    seed: int
+    example: str
+    settings: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Its name in the cache."""
+        return f"{self.study}/{self.variant}/{self.seed}"
+
+    def job(self, given: Iterable[str]) -> Job:
+        """The federation and the seed."""
+        return Job(load_federation(sample(self.example), [*self.settings, *given]), self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +182,11 @@ def cells(seeds: int = MOST_SEEDS) -> Iterator[VariantCell]:
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for variant, own in VARIANTS.items():
             for target in DOMAINS:
-                settings = (*target_settings(target), *SETTINGS, *OF_DOMAINS, *own)
+                settings = (*_target_settings(target), *SETTINGS, *OF_DOMAINS, *own)
                 yield VariantCell(target, variant, seed, "digit_domains", settings)
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         for variant, own in VARIANTS.items():
-            settings = (*target_settings("usps"), *SETTINGS, *OF_DOMAINS, *own)
+            settings = (*_target_settings("usps"), *SETTINGS, *OF_DOMAINS, *own)
             yield VariantCell(
                 SKEWED, variant, seed, "digit_domains", ("task.factory=adaptation:SkewedDigits", *settings)
             )
@@ -178,11 +197,21 @@ def cells(seeds: int = MOST_SEEDS) -> Iterator[VariantCell]:
             yield VariantCell(NOISY, rule, seed, "noisy_fashion_mnist", (*OF_NOISY, *own, *schedule))
 
 
+def _target_settings(target: str) -> tuple[str, str]:
+    """The settings that make a domain the target, and the others its sources."""
+    sources = json.dumps([site for site in DOMAINS if site != target])
+    return f"federation.target={target}", f"federation.sources={sources}"
+
+
 def rows_of(known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each target and variant, of the seeds that were run, from figures by cell."""
+    found: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
+    for cell in cells():
+        if cell.key in known:
+            found.setdefault((cell.study, cell.variant), {})[cell.seed] = known[cell.key]
     return [
-        {"target": target, "variant": variant, "seeds": list(found), "runs": list(found.values())}
-        for (target, variant), found in found_in(known, cells()).items()
+        {"target": target, "variant": variant, "seeds": list(runs), "runs": list(runs.values())}
+        for (target, variant), runs in found.items()
     ]
 
 
@@ -205,7 +234,7 @@ def _table_of_labels(at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) 
     names = {"alone": "target_only", "warm": "warm_target", "before": "fedgp_auto", "accuracy": "fedgp_auto, adapted"}
     for key, name in names.items():
         found = [[run[key] for run in at.get((f"{count} labels", FEW_LABELS), ())] for count in LABELS]
-        lines.append(f"| {name} | {' | '.join(map(mean_and_spread, found))} |")
+        lines.append(f"| {name} | {' | '.join(map(_mean_and_spread, found))} |")
     return "\n".join(lines)
 
 
@@ -215,7 +244,7 @@ def _table_of_rules(at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -
     for rule in NOISY_RULES:
         runs = at.get((NOISY, rule), ())
         found = ([run[key] for run in runs] for key in ("alone", "warm", "before", "accuracy"))
-        lines.append(f"| {rule} | {' | '.join(map(mean_and_spread, found))} |")
+        lines.append(f"| {rule} | {' | '.join(map(_mean_and_spread, found))} |")
     return "\n".join(lines)
 
 
@@ -233,14 +262,44 @@ def _table(
             means += [fmean(map(fmean, found))] if all(found) else []
             mean = f"{means[-1]:.1f}" if all(found) else "–"
             gain = f"{means[1] - means[0]:+.1f}" if len(means) == len(("before", "after")) else ""
-            lines.append(f"| {variant} | {name} | {' | '.join(map(mean_and_spread, found))} | {mean} | {gain} |")
+            lines.append(f"| {variant} | {name} | {' | '.join(map(_mean_and_spread, found))} | {mean} | {gain} |")
     return "\n".join(lines)
 
 
+def _mean_and_spread(values: Sequence[float] | None) -> str:
+    """Mean and standard deviation as a table shows them; a dash where nothing was run."""
+    if not values:
+        return "–"
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def _measured(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run what the cache lacks, and give the rows of all that it has."""
+    cache, data = Cache(given.cache, "adaptation"), given.data_dir.absolute()
+    settings = {study: [f"task.data-dir={data / folder}"] for study, folder in FOLDERS.items()}
+
+    def done(cell: VariantCell, figures: Figures) -> None:
+        print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
+
+    measure(given.workers, run_cell, cells(given.seeds), cache, settings, done)
+    return rows_of(cache.read())
+
+
 def main() -> int:
-    """Measure where asked to, and print the table."""
-    given = domain_arguments(__doc__, "adaptation")
-    domain_study(given, run_cell, cells, rows_of, tables, FOLDERS)
+    """Measure where asked to, and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--measure", action="store_true", help="run what the cache lacks first")
+    parser.add_argument("--data-dir", type=Path, help="folder with mnist, usps and fashion_mnist")
+    parser.add_argument("--cache", type=Path, default=Path("adaptation-cache"), help="folder for what was run already")
+    parser.add_argument("--workers", type=int, default=1, help="federations beside each other")
+    parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=2, help="of each target")
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="the figures, JSON")
+    given = parser.parse_args()
+    if given.measure and given.data_dir is None:
+        parser.error("--measure needs --data-dir")
+    if given.measure:
+        given.figures.write_text(as_text(_measured(given), this_machine()))
+    print(shown(tables(json.loads(given.figures.read_text())["rows"])))
     return 0
 
 

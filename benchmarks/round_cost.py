@@ -26,7 +26,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
-from federated import workers
 from matplotlib.figure import Figure
 from round_cost_runs import DP, KINDS, LEVELS, PLAIN, REPEATS, SIZES, STUDY, Cell, Figures, cells, run_cell
 from round_cost_task import params_of
@@ -310,8 +309,7 @@ def _measure(given: argparse.Namespace) -> None:
         shown = f"{figures.seconds:.3f} s, load {figures.load:.1f}, others {figures.others:.1f} cores"
         print(f"{cell.key}: {shown}", file=sys.stderr, flush=True)
 
-    with workers(1) as pool:
-        measure(pool, run_cell, cells(), Cache(given.cache, "round_cost"), {STUDY: []}, done)
+    measure(1, run_cell, cells(), Cache(given.cache, "round_cost"), {}, done)
 
 
 def main() -> int:

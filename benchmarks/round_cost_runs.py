@@ -14,9 +14,9 @@ from resource import RUSAGE_CHILDREN, getrusage
 from statistics import fmean, median
 from typing import Any
 
-from federated import Job
 from round_cost_task import params_of
 
+from securefda.bench.accuracy.federated import Job
 from securefda.errors import SecureFdaError
 from securefda.local.launcher import run_processes
 from securefda.operations.progress import SilentReporter

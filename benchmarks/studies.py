@@ -12,32 +12,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from securefda.bench.accuracy.columns import RULES, Schedule
 from securefda.bench.accuracy.plots import style
 from securefda.bench.resources import this_machine
-from securefda.samples import sample
-from securefda.site.config import FederationConfig, load_federation
 
 if TYPE_CHECKING:
     from securefda.bench.accuracy.federated import Job
 
-__all__ = [
-    "AnyCell",
-    "Cache",
-    "Cell",
-    "Figures",
-    "as_text",
-    "measure",
-    "of_bounds",
-    "shown",
-    "style",
-    "this_machine",
-    "warm_target",
-]
+__all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "of_bounds", "shown", "style", "this_machine"]
 
 
 class Cell(Protocol):
@@ -83,39 +67,36 @@ class Cache:
 
 
 def measure(
-    pool: ProcessPoolExecutor,
+    workers: int,
     run_cell: Callable[[Job], Figures],
     cells: Iterable[AnyCell],
     cache: Cache,
-    given: Mapping[str, list[str]],
+    given: Mapping[str, Sequence[str]],
     done: Callable[[AnyCell, Figures], None],
 ) -> None:
     """Run the cells that the cache lacks, first ones first. One that fails is said and left out.
 
     Args:
-        pool: processes to run them in.
+        workers: how many run beside each other; one thread each, so that no figure depends on the number of cores.
         run_cell: runs one.
         cells: of one or more studies.
         cache: where the figures go.
         given: study -> settings of the caller.
         done: called after each.
     """
+    from securefda.bench.accuracy.federated import fork_server, use_one_thread  # noqa: PLC0415 - it imports torch
+
     known = cache.read()
     missing = [cell for cell in cells if cell.key not in known]
-    waiting = {pool.submit(partial(run_cell, cell.job(given[cell.study]))): cell for cell in missing}
-    for future in as_completed(waiting):
-        cell = waiting[future]
-        if (error := future.exception()) is not None:
-            print(f"FAILED: {cell.key}: {error}", file=sys.stderr, flush=True)
-            continue
-        cache.add(cell, future.result())
-        done(cell, future.result())
-
-
-def warm_target(example: str, settings: Sequence[str]) -> FederationConfig:
-    """A sample federation whose target trains alone after its warm-up, at the rates of the rules, as in the suites."""
-    schedule = Schedule.of(load_federation(sample(example), settings))
-    return load_federation(sample(example), (*settings, *RULES["warm_target"].settings_for(schedule)))
+    with ProcessPoolExecutor(workers, mp_context=fork_server(), initializer=use_one_thread) as pool:
+        waiting = {pool.submit(run_cell, cell.job(given.get(cell.study, ()))): cell for cell in missing}
+        for future in as_completed(waiting):
+            cell = waiting[future]
+            if (error := future.exception()) is not None:
+                print(f"FAILED: {cell.key}: {error}", file=sys.stderr, flush=True)
+                continue
+            cache.add(cell, future.result())
+            done(cell, future.result())
 
 
 def shown(tables: Mapping[str, str]) -> str:

@@ -24,8 +24,6 @@ import adapted_members
 import attacks
 import demo
 import dp_speed
-import fada_features
-import fine_tuning
 import full_data
 import full_data_sweeps
 import gpu
@@ -39,7 +37,6 @@ import overview
 import round_cost
 import scale
 import sizing
-import soak
 import startup
 from mutators import PACKAGES, package_of
 
@@ -72,20 +69,15 @@ def all_tables(folder: Path) -> dict[str, str]:
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
-        "fada_features": fada_features.tables(
-            figures("fada_features")["rows"], figures("independent/fada"), figures("one_round")["rows"]
-        ),
         "attacks": attacks.tables(figures("attacks")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
         "sizing": sizing.from_files(folder),
-        "soak": soak.tables(figures("soak")["rows"]),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "adaptation": adaptation.tables(figures("adaptation")["rows"]),
         "adapted_members": adapted_members.tables(figures("adapted_members")["rows"]),
         "one_round": one_round.tables(figures("one_round")["rows"]),
-        "fine_tuning": fine_tuning.tables(figures("fine_tuning")["means"]),
         "one_round_hospitals": one_round_hospitals.tables(figures("one_round_hospitals")["rows"]),
         "overview": overview.tables(overview.gains(folder)),
         "gram_attack": gram_attack.tables(figures("gram_attack")["rows"]),
