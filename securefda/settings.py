@@ -15,7 +15,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -209,6 +217,16 @@ def parse_settings(
         else:
             one.hint = f"securefda config explain {key} says what it takes"
     raise ConfigErrors.of(errors)
+
+
+def parse_options(model: type[SettingsT], options: Mapping[str, object]) -> SettingsT:
+    """Validate the options of a task; errors name them as ``task.options.KEY``. Raises what `parse_settings` does."""
+    task = create_model("Task", __base__=Settings, options=(model, ...))
+    root: Any = create_model("Root", __base__=Settings, task=(task, ...))
+    parsed: SettingsT = parse_settings(
+        root, {"task": {"options": dict(options)}}, file=Path("task.options")
+    ).task.options
+    return parsed
 
 
 def _split(model: type[Settings], data: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], list[str]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import random
 import re
@@ -32,9 +31,9 @@ from securefda.tasks.features import MULTI_LABEL_FACTORY as MULTI_LABEL_FEATURES
 from securefda.tasks.features_file import NO_LABEL, SUFFIXES, read_features
 from securefda.tasks.guess import FEWEST_OF_A_CATEGORY, Guess, guess, guess_format, widened
 from securefda.tasks.guess_mapping import Draft, draft_mapping
-from securefda.tasks.mapping import MAPPING_SUFFIX, file_of_site, read_table
-from securefda.tasks.table_files import CsvFormat, Table, plain
-from securefda.tasks.tabular import Column, TabularOptions
+from securefda.tasks.mapping import MAPPING_SUFFIX, file_of_site, read_table, toml_key, toml_value
+from securefda.tasks.table_files import UMLAUTS, CsvFormat, Table, plain
+from securefda.tasks.tabular import TabularOptions
 from securefda.text import names, printable
 
 FEDERATION_FILE, POLICY_FILE, DATA_FOLDER = "federation.toml", "policy.toml", "data"
@@ -48,7 +47,6 @@ _MOST_CLASSES = 20
 _NAMED_FILES = 3
 _TEST_SHARE, _LARGE_TEST_SHARE = 0.2, 0.4
 """The larger share is for targets with few rows, a fifth of which would say little about a model."""
-_UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
 _GIT_IGNORE = "# Rows of patients do not belong into a repository, nor do private keys.\ndata/\nkits/\nruns/\n"
 
 
@@ -214,9 +212,9 @@ def new_images(folder: Path, images: Path, target: str = "") -> NewFolder:
     options = "\n".join(
         [
             "[task.options]",
-            f"classes = {_toml(classes)}",
+            f"classes = {toml_value(classes)}",
             f"size = {size}                 # side of the square that every image becomes, in pixels",
-            f"colour = {_toml(colour)}           # grey or rgb",
+            f"colour = {toml_value(colour)}           # grey or rgb",
             *_split_lines(sites.target_labels),
         ]
     )
@@ -256,12 +254,13 @@ def new_features(folder: Path, features: Path, target: str = "") -> NewFolder:
     _require_alike(features, "labels", kinds)
     classes = sorted({name for file in files.values() for name in file.classes})
     count = max((several[site] or int(labels.max()) + 1 for site, labels in labels_of.items()), default=1)
-    encoder, width = files[target].encoder, files[target].features.shape[1]
+    width = files[target].features.shape[1]
     options = [
         "[task.options]",
-        f"classes = {_toml(classes) if classes else count}",
+        f"classes = {toml_value(classes) if classes else count}",
         f"width = {width}                # features of a row",
-        f"encoder = {_toml(encoder)}  # its SHA-256, which every site's file must name; empty if that is not checked",
+        f"encoder = {toml_value(files[target].encoder)}"
+        "  # its SHA-256, which every site's file must name; empty if that is not checked",
     ]
     labelled = target not in lacking
     if labelled:
@@ -297,7 +296,7 @@ def _name_of(folder: Path) -> str:
 
 def _site_id(text: str) -> str:
     """Return text as a site id: lowercase letters, digits and hyphens; empty if nothing is left."""
-    small = text.lower().translate(_UMLAUTS)
+    small = text.lower().translate(UMLAUTS)
     ascii_only = unicodedata.normalize("NFKD", small).encode("ascii", "ignore").decode("ascii")
     return re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")[:63].rstrip("-")
 
@@ -447,7 +446,8 @@ def _dealt(
         data.mkdir(mode=0o700)
         for site, rows in rows_of.items():
             part = table.part(rows)
-            with open(data / f"{site}.csv", "x", encoding="utf-8", newline="", opener=_private) as file:
+            descriptor = os.open(data / f"{site}.csv", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
                 lines = csv.writer(file, delimiter=csv_format.separator, lineterminator="\n")
                 lines.writerow(part.cells)
                 lines.writerows(zip(*part.cells.values(), strict=True))
@@ -456,10 +456,6 @@ def _dealt(
     largest = max(len(rows_of[site]) for site in sources)
     labels = [table.cells[read.label.column][row] for row in rows_of[target]]
     return _Sites(target, sources, DATA_FOLDER, largest, labels, note, write)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _images(folder: Path, classes: Sequence[str]) -> list[Path]:
@@ -589,19 +585,19 @@ _POLICY_HEADING = """\
 def _options_text(found: Guess, csv_format: CsvFormat, group: str, sites: _Sites) -> str:
     """Return the options of a tabular task, a line for each column, with the reason if it is not read."""
     label = found.label.model_dump(by_alias=True, exclude_defaults=True)
-    lines = ["[task.options]"]
-    lines.append(f"separator = {_toml(csv_format.separator)}         # this and the next two: how files are written")
-    lines.append(f"decimal = {_toml(csv_format.decimal)}           # where no SITE{MAPPING_SUFFIX} says otherwise")
-    lines.append(f"encoding = {_toml(csv_format.encoding)}")
+    separator = toml_value(csv_format.separator)
+    lines = ["[task.options]", f"separator = {separator}         # this and the next two: how files are written"]
+    lines.append(f"decimal = {toml_value(csv_format.decimal)}           # where no SITE{MAPPING_SUFFIX} says otherwise")
+    lines.append(f"encoding = {toml_value(csv_format.encoding)}")
     if group:
-        lines.append(f"group = {_toml(plain(group))}  # its rows stay on one side of the split")
+        lines.append(f"group = {toml_value(plain(group))}  # its rows stay on one side of the split")
     lines += [*_split_lines(sites.target_labels), "", "[task.options.label]"]
-    lines += [f"{key} = {_toml(list(value) if isinstance(value, tuple) else value)}" for key, value in label.items()]
+    lines += [f"{key} = {toml_value(value)}" for key, value in label.items()]
     lines += ["", "[task.options.columns]   # type: number, category or ignored; missing: refuse, fill or drop-row"]
     for name, column in found.columns.items():
         remark = f"  # {found.remarks[name]}" if name in found.remarks else ""
-        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
-        lines.append(f"{key} = {_column_text(column)}{remark}")
+        given = column.model_dump(by_alias=True, exclude_defaults=True)
+        lines.append(f"{toml_key(name)} = {toml_value(given)}{remark}")
     return "\n".join(lines)
 
 
@@ -614,19 +610,6 @@ def _split_lines(labels: Sequence[str]) -> list[str]:
     return lines
 
 
-def _column_text(column: Column) -> str:
-    given = column.model_dump(by_alias=True, exclude_defaults=True)
-    pairs = (f"{key} = {_toml(list(value) if isinstance(value, tuple) else value)}" for key, value in given.items())
-    return f"{{ {', '.join(pairs)} }}"
-
-
-def _toml(value: object) -> str:
-    """Format a text, a number or a list of texts as TOML."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _render(template: str, **values: object) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -637,5 +620,5 @@ def _render(template: str, **values: object) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["toml"] = _toml
+    environment.filters["toml"] = toml_value
     return environment.get_template(template).render(**values)

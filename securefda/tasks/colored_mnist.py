@@ -19,7 +19,7 @@ from securefda.errors import ConfigError
 from securefda.tasks.base import Samples, TaskSettings
 from securefda.tasks.classification import Classification
 from securefda.tasks.idx import SIDE, LabelledImages
-from securefda.tasks.images import MNIST, chosen_set, read_set
+from securefda.tasks.images import MNIST, SETS, joined, read_parts
 from securefda.tasks.variation import shifted
 
 COLOUR_FLIPS = {"plus-90": 0.1, "plus-80": 0.2, "minus-90": 0.9}
@@ -77,7 +77,7 @@ class ColoredMnist(Classification):
                 known = ", ".join(COLOUR_FLIPS)
                 raise ConfigError("sites", f"{site} is no domain of ColoredMNIST", hint=f"known: {known}")
         self._target_rows = settings.count("target-rows", 18, low=2, high=60)
-        self._set = chosen_set(settings, "t10k")
+        self._set = settings.choice("images", "t10k", SETS)
         self._domains: dict[str, _Domain] = {}
 
     def model(self) -> nn.Module:
@@ -108,7 +108,7 @@ class ColoredMnist(Classification):
 
     @cached_property
     def _images(self) -> LabelledImages:
-        return read_set(self.settings, self._set, MNIST, fewest=_FEWEST_IMAGES)
+        return joined(read_parts(self.settings, self._set, MNIST, fewest=_FEWEST_IMAGES))
 
     def _domain(self, site: str) -> _Domain:
         self.require_site(site)

@@ -155,25 +155,26 @@ class DigitDomains(Classification):
 
     def _samples(self, site: str, split: Split) -> Samples:
         self.require_site(site)
-        images, labels = {
-            "mnist": self._of_mnist,
-            "usps": self._of_usps,
-            "mnist-m": self._of_mnist_m,
-            "synthetic": self._of_synthetic,
-            "svhn": self._of_svhn,
-        }[site](split)
+        images: Images
+        match site:
+            case "mnist":
+                digits, labels = self._digits_of_mnist(split, part=0)
+                images = _three_channels(digits)
+            case "mnist-m":
+                digits, labels = self._digits_of_mnist(split, part=1)
+                images = over_photographs(digits, self._generator("mnist-m", split))
+            case "synthetic":
+                generator = self._generator("synthetic", split)
+                labels = generator.integers(CLASSES, size=self._rows[split])
+                images = drawn(labels, generator)
+            case "usps":
+                images, labels = self._of_usps(split)
+            case _:
+                images, labels = self._of_svhn(split)
         features = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float() / _BRIGHTEST
         return Samples(features, torch.from_numpy(labels))
 
     # --- domains ------------------------------------------------------------------------------------------------------
-
-    def _of_mnist(self, split: Split) -> tuple[Images, Labels]:
-        digits, labels = self._digits_of_mnist(split, part=0)
-        return _three_channels(digits), labels
-
-    def _of_mnist_m(self, split: Split) -> tuple[Images, Labels]:
-        digits, labels = self._digits_of_mnist(split, part=1)
-        return over_photographs(digits, self._generator("mnist-m", split)), labels
 
     def _digits_of_mnist(self, split: Split, *, part: int) -> tuple[NDArray[np.uint8], Labels]:
         """Return digits (n, 32, 32) and their labels; the two parts share none."""
@@ -202,11 +203,6 @@ class DigitDomains(Classification):
         small = torch.from_numpy(pixels[rows].astype(np.float32)).reshape(-1, 1, _USPS_SIDE, _USPS_SIDE)
         large = nn.functional.interpolate(small, (SIDE, SIDE), mode="bilinear", align_corners=False)[:, 0]
         return _three_channels((large * _BRIGHTEST).round().byte().numpy()), digits[rows].astype(np.int64)
-
-    def _of_synthetic(self, split: Split) -> tuple[Images, Labels]:
-        generator = self._generator("synthetic", split)
-        labels: Labels = generator.integers(CLASSES, size=self._rows[split])
-        return drawn(labels, generator), labels
 
     def _of_svhn(self, split: Split) -> tuple[Images, Labels]:
         path = self._file("svhn", f"{split}_32x32.mat", _SVHN)

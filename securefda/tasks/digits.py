@@ -72,7 +72,10 @@ class Digits(Classification):
     def model(self) -> nn.Module:
         """Return 64 pixels -> 128 rectified units -> 10 logits; or frozen layers -> 32 rectified units -> 10 logits."""
         if self._features == "mnist":
-            return _pretrained()
+            model = featured_model()
+            model.load_state_dict(load(FEATURES_FILE.read_bytes()))
+            model[:-1].requires_grad_(requires_grad=False)
+            return model
         return nn.Sequential(nn.Linear(_PIXELS, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _CLASSES))
 
     def train_data(self, site: str) -> Samples:
@@ -106,7 +109,7 @@ class Digits(Classification):
     @cached_property
     def _order(self) -> NDArray[np.int64]:
         """The numbers of all rows, the target's first."""
-        order: NDArray[np.int64] = np.random.default_rng(self.settings.seed).permutation(len(_pixels_and_labels()[1]))
+        order: NDArray[np.int64] = np.random.default_rng(self.settings.seed).permutation(len(digits_and_labels()[1]))
         return order
 
     @cached_property
@@ -144,29 +147,17 @@ def featured_model() -> nn.Sequential:
     )
 
 
-def _pretrained() -> nn.Sequential:
-    """Return the network as trained on MNIST, frozen except for its last layer."""
-    model = featured_model()
-    model.load_state_dict(load(FEATURES_FILE.read_bytes()))
-    model[:-1].requires_grad_(requires_grad=False)
-    return model
-
-
 @cache
-def _pixels_and_labels() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return what `sklearn.datasets.load_digits` does, images (1797, 8, 8) and labels, from the same file.
+def digits_and_labels() -> tuple[Tensor, NDArray[np.int64]]:
+    """Return all images, (1797, 8, 8) float32 in [0, 1], and their labels, (1797,) in 0..9, in the file's order.
 
-    To import scikit-learn, and SciPy with it, would take every process almost as long as to import torch.
+    The file is that of `sklearn.datasets.load_digits`. To import scikit-learn, and SciPy with it, would take every
+    process almost as long as to import torch.
     """
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     rows = np.loadtxt(str(file), delimiter=",")
-    return rows[:, :-1].reshape(-1, _SIDE, _SIDE), rows[:, -1].astype(np.int64)
-
-
-def digits_and_labels() -> tuple[Tensor, NDArray[np.int64]]:
-    """Return all images, (1797, 8, 8) float32 in [0, 1], and their labels, (1797,) in 0..9, in the file's order."""
-    pixels, labels = _pixels_and_labels()
-    return torch.from_numpy(pixels / _DARKEST).float(), labels
+    pixels = rows[:, :-1].reshape(-1, _SIDE, _SIDE) / _DARKEST
+    return torch.from_numpy(pixels).float(), rows[:, -1].astype(np.int64)
 
 
 def _images(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from securefda.errors import DataError
 from securefda.tasks.base import Samples, TaskSettings, Unlabelled
 from securefda.tasks.classification import Classification
 from securefda.tasks.idx import CLASSES, LabelledImages
-from securefda.tasks.images import FASHION_MNIST, chosen_set, joined, read_parts
+from securefda.tasks.images import FASHION_MNIST, SETS, joined, read_parts
 from securefda.tasks.variation import shifted
 
 _BRIGHTEST = 255.0
@@ -68,7 +68,7 @@ class _FashionMnist(Classification):
         settings.reject_unknown_options("target-rows", "images", "features", *options)
         self._features = settings.choice("features", "none", ("none", "mnist"))
         self._target_rows = settings.count("target-rows", 100, low=CLASSES, high=5000)
-        self._set = chosen_set(settings, "train3600")
+        self._set = settings.choice("images", "train3600", SETS)
 
     @abstractmethod
     def _shares(self, generator: np.random.Generator) -> _Deal:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor, nn
 
 from securefda.errors import ConfigError, DataError
-from securefda.settings import Settings, check, parse_settings
+from securefda.settings import Settings, check, parse_options
 from securefda.tasks.base import Samples, Task, TaskSettings, Unlabelled
 from securefda.tasks.classification import Classification, distinct_classes
 from securefda.tasks.features_file import NO_LABEL, SUFFIXES, FeatureFile, read_features
@@ -85,14 +85,6 @@ class FeaturesOptions(Settings):
         return self
 
 
-class _TaskTable(Settings):
-    options: FeaturesOptions
-
-
-class _Root(Settings):
-    task: _TaskTable
-
-
 class EncodedRows(nn.Module):
     """Rows as an encoder made them, each scaled to length 1 if ``unit``; a row of zeros stays one.
 
@@ -138,8 +130,7 @@ class Features(Classification):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        given = {"task": {"options": dict(settings.options)}}
-        self.options = parse_settings(_Root, given, file=Path("task.options")).task.options
+        self.options = parse_options(FeaturesOptions, settings.options)
         self._read_rows: dict[str, Samples] = {}
 
     def model(self) -> nn.Module:

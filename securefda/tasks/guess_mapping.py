@@ -5,23 +5,21 @@ What was guessed stands as a comment in the file. What could not be is left to f
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from securefda.errors import DataError
 from securefda.tasks.guess import guess_format
-from securefda.tasks.mapping import UNITS, ColumnMapping, SiteMapping, converted, read_table
-from securefda.tasks.table_files import SUFFIXES, CsvFormat, SeveralSheets, Table, category, is_number
+from securefda.tasks.mapping import UNITS, ColumnMapping, SiteMapping, converted, read_table, toml_key, toml_value
+from securefda.tasks.table_files import SUFFIXES, UMLAUTS, CsvFormat, SeveralSheets, Table, category, is_number
 from securefda.tasks.tabular import TabularOptions
 from securefda.text import names, printable
 
-_UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
 _NEAR = 0.8
 _MOST_LEVELS = 20
 _SAME_UNIT = 1.5
@@ -73,19 +71,21 @@ def draft_mapping(
     left = [name for name in raw.cells if name not in {*matched.values(), *options.columns}]
     if 2 * len(matched) < len(needed) or len(left) < len(unmatched):
         raise DataError(str(path), f"has no column {unmatched[0]}")
-    head = [f"sheet = {_toml(sheet)}"] if sheet else []
+    head = [f"sheet = {toml_value(sheet)}"] if sheet else []
     for key in ("separator", "decimal", "encoding"):
         if getattr(csv_format, key) != getattr(like, key):
-            head.append(f"{key} = {_toml(getattr(csv_format, key))}")
+            head.append(f"{key} = {toml_value(getattr(csv_format, key))}")
     columns, lines = dict[str, ColumnMapping](), []
     for name in wanted:
         if name in matched:
             one, remark = _column(name, matched[name], raw, example, options)
             columns[name] = one
             if one != ColumnMapping() or remark:
-                lines.append(f"{_key(name)} = {_inline(one)}{remark}")
+                lines.append(
+                    f"{toml_key(name)} = {toml_value(one.model_dump(by_alias=True, exclude_defaults=True))}{remark}"
+                )
     remark = printable(f"  # fill in; not matched yet: {names(left)}")
-    lines += [f'{_key(name)} = {{ from = "" }}{remark}' for name in unmatched]
+    lines += [f'{toml_key(name)} = {{ from = "" }}{remark}' for name in unmatched]
     table = SiteMapping(column=columns).apply(raw, str(path))
     parts = [_HEADING.format(site=site, file=printable(path.name)), *head, *(["", "[column]", *lines] if lines else [])]
     return Draft(table, "\n".join([*parts, ""]) if head or lines else "", tuple(unmatched))
@@ -148,7 +148,7 @@ def _near(name: str, one: str) -> bool:
 
 def _words(name: str) -> list[str]:
     """Return the words and numbers of a name in small letters, in order."""
-    return re.findall(r"[^\W_]+", name.casefold().translate(_UMLAUTS))
+    return re.findall(r"[^\W_]+", name.casefold().translate(UMLAUTS))
 
 
 def _column(name: str, own: str, raw: Table, example: Table, options: TabularOptions) -> tuple[ColumnMapping, str]:
@@ -205,19 +205,3 @@ def _median(table: Table, name: str) -> float | None:
     decimal = table.decimal
     numbers = [float(cell.replace(decimal, ".")) for cell in table.cells[name] if is_number(cell, decimal)]
     return statistics.median(numbers) if numbers else None
-
-
-def _inline(one: ColumnMapping) -> str:
-    return _toml(one.model_dump(by_alias=True, exclude_defaults=True))
-
-
-def _toml(value: object) -> str:
-    """Format a text, or a table of texts, as TOML on one line."""
-    if isinstance(value, Mapping):
-        pairs = ", ".join(f"{_key(key)} = {_toml(one)}" for key, one in value.items())
-        return f"{{ {pairs} }}" if pairs else "{}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # DEL, which TOML does not take
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from securefda.disk import read_whole
 from securefda.errors import ConfigError, DataError
-from securefda.settings import Settings, parse_settings
-from securefda.tasks.base import Samples, TaskSettings, Unlabelled
+from securefda.settings import Settings, parse_options
+from securefda.tasks.base import Samples, TaskSettings, Unlabelled, seed_with
 from securefda.tasks.classification import Classification, distinct_classes
-from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
 from securefda.tasks.variation import shifted
 
@@ -43,12 +42,6 @@ def _class_folders(names: tuple[str, ...]) -> tuple[str, ...]:
     return distinct_classes(names)
 
 
-def _in_groups(channels: int) -> int:
-    if channels % _GROUPS:
-        raise ValueError(f"must be a multiple of {_GROUPS}")
-    return channels
-
-
 class ImageFolderOptions(Settings):
     """The options of a task of images; all but the last three must be the same at every site."""
 
@@ -61,7 +54,7 @@ class ImageFolderOptions(Settings):
     colour: Literal["grey", "rgb"] = "grey"
     """Whether the model sees one channel or three."""
 
-    channels: Annotated[int, Field(ge=_GROUPS, le=512), AfterValidator(_in_groups)] = 16
+    channels: Annotated[int, Field(ge=_GROUPS, le=512, multiple_of=_GROUPS)] = 16
     """Channels of the model's first layer, a multiple of 8; the next two have twice and four times as many."""
 
     group_separator: str = ""
@@ -78,23 +71,6 @@ class ImageFolderOptions(Settings):
 
     stratify: bool = False
     """Whether the target holds out the same share of each class; one more row can then move another one."""
-
-
-class _TaskTable(Settings):
-    options: ImageFolderOptions
-
-
-class _Root(Settings):
-    task: _TaskTable
-
-
-def parse_options(options: Mapping[str, object]) -> ImageFolderOptions:
-    """Read the options of a task of images.
-
-    Raises:
-        ConfigError: a key or a value is wrong; the key is named, and for an unknown one the nearest.
-    """
-    return parse_settings(_Root, {"task": {"options": dict(options)}}, file=Path("task.options")).task.options
 
 
 class ImageFolder(Classification):
@@ -119,7 +95,7 @@ class ImageFolder(Classification):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        self.options = parse_options(settings.options)
+        self.options = parse_options(ImageFolderOptions, settings.options)
         self._at_target, self._at_sources = HeldOut.of(settings)
 
     def model(self) -> nn.Module:

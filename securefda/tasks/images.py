@@ -36,16 +36,6 @@ SETS = ("t10k", "train", "train3600", "all")
 """The values of option ``images``: a set, whose name begins its files' names, or all: train and then t10k."""
 
 
-def chosen_set(settings: TaskSettings, default: str) -> str:
-    """Return option ``images``; ConfigError where it is none of `SETS`."""
-    return settings.choice("images", default, SETS)
-
-
-def read_set(settings: TaskSettings, name: str, origin: Origin, *, fewest: int) -> LabelledImages:
-    """Return the images of set ``name`` in ``settings.data_dir``, in the order of the files; errors as `read_parts`."""
-    return joined(read_parts(settings, name, origin, fewest=fewest))
-
-
 def read_parts(settings: TaskSettings, name: str, origin: Origin, *, fewest: int) -> list[LabelledImages]:
     """Return the images of set ``name`` in ``settings.data_dir``, file by file: two parts for ``all``, else one.
 

@@ -107,7 +107,7 @@ def _clutter(canvas: Image.Image, background: Colour, generator: np.random.Gener
     pen = ImageDraw.Draw(canvas)
     for _ in range(generator.integers(1, 4)):
         (left, right), (top, bottom) = np.sort(generator.integers(-8, _CANVAS + 8, (2, 2)), axis=1).tolist()
-        colour = _near(background, generator)
+        colour = _colour(np.clip(np.array(background) + generator.integers(-45, 46, 3), 0, 255))
         if generator.random() < 0.5:
             pen.ellipse((left, top, right, bottom), fill=colour)
         else:
@@ -129,10 +129,6 @@ def _colours(generator: np.random.Generator) -> tuple[Colour, Colour]:
         background, ink = _colour(generator.integers(0, 256, 3)), _colour(generator.integers(0, 256, 3))
         if abs(_brightness(background) - _brightness(ink)) >= _LEAST_CONTRAST:
             return background, ink
-
-
-def _near(colour: Colour, generator: np.random.Generator) -> Colour:
-    return _colour(np.clip(np.array(colour) + generator.integers(-45, 46, 3), 0, 255))
 
 
 def _colour(parts: NDArray[np.int64]) -> Colour:

@@ -6,6 +6,8 @@ columns, its units, and its spellings of categories.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -62,6 +64,21 @@ def converted(number: float, unit: str, to: str) -> float:
     """Return a number of ``unit`` in the unit ``to`` of the same dimension, to 12 digits."""
     (_, factor, offset), (_, divisor, shift) = UNITS[unit], UNITS[to]
     return float(f"{(number * factor + offset - shift) / divisor:.12g}")
+
+
+def toml_value(value: object) -> str:
+    """Format a text, a number, a list, or a table of these as TOML on one line."""
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{toml_key(key)} = {toml_value(one)}" for key, one in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # DEL, which TOML does not take
+
+
+def toml_key(name: str) -> str:
+    """Return a key as TOML has it: in quotes where it needs them."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
 
 
 def one_character(value: str) -> str:

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from securefda.errors import DataError
-from securefda.settings import Settings, parse_settings
+from securefda.settings import Settings, parse_options
 from securefda.tasks.base import Samples, Task, TaskSettings, load_task
 from securefda.tasks.drawn_rows import DrawnDigits, DrawnRows, drawn_rows
 from securefda.tasks.rows import rows_of
@@ -56,14 +56,6 @@ class StandInOptions(Settings):
     """The site that gets all of its rows where those of the file are too few; the others share the rest."""
 
 
-class _TaskTable(Settings):
-    options: StandInOptions
-
-
-class _Root(Settings):
-    task: _TaskTable
-
-
 class StandIn(Task):
     """Another task's model, loss and metrics, on rows that are no site's: see `securefda budget advise`.
 
@@ -80,8 +72,7 @@ class StandIn(Task):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        given = {"task": {"options": dict(settings.options)}}
-        self.options = parse_settings(_Root, given, file=Path("task.options")).task.options
+        self.options = parse_options(StandInOptions, settings.options)
         file, own = self.options.file, dict(self.options.options)
         if file:
             place = Path(file).absolute()

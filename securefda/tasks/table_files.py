@@ -29,6 +29,7 @@ from securefda.text import counted, names
 
 SUFFIXES = (".csv", ".xlsx", ".parquet")
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "?")
+UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
 _OTHER_SHEETS = (".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 _OLD_EXCEL = bytes.fromhex("d0cf11e0a1b11ae1")
 """The first bytes of Excel files of before 2007, and of those with a password."""
@@ -328,19 +329,13 @@ def _of_parquet(path: Path, data: bytes, key: str) -> Table:
             why = f"has more than {MAX_DATA_BYTES >> 20} MiB once unpacked"
             raise DataError(key, why, hint="take fewer rows or columns")
         columns = file.read()
-        values = [_values_of(column) for column in columns.columns]
+        values = [  # those of few bits are not made longer than they are: 0.1 stays 0.1
+            list(column.to_numpy()) if str(column.type) in ("float", "halffloat") else column.to_pylist()
+            for column in columns.columns
+        ]
     except DataError:
         raise
     except Exception as error:  # whatever Arrow meets in a damaged file
         raise DataError(key, "is no Parquet file, or a damaged one", hint="write it again") from error
     rows = enumerate([columns.column_names, *zip(*values, strict=True)])
     return replace(table_of_values(path, rows, key), source=path.name)
-
-
-def _values_of(column: Any) -> Sequence[object]:
-    """Return the values of a column; those of few bits are not made longer than they are: 0.1 stays 0.1."""
-    if str(column.type) in ("float", "halffloat"):
-        numbers: Sequence[object] = column.to_numpy()
-        return list(numbers)
-    values: list[object] = column.to_pylist()
-    return values

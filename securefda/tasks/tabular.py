@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,10 +23,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
 from securefda.errors import ConfigError, DataError
-from securefda.settings import Settings, parse_settings
-from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled
+from securefda.settings import Settings, parse_options
+from securefda.tasks.base import Rows, Samples, Task, TaskSettings, Unlabelled, seed_with
 from securefda.tasks.features import MULTI_LABEL_FACTORY
-from securefda.tasks.first_model import seed_with
 from securefda.tasks.held_out import HeldOut
 from securefda.tasks.mapping import (
     MAPPING_SUFFIX,
@@ -38,6 +36,7 @@ from securefda.tasks.mapping import (
     Separator,
     file_of_site,
     read_table,
+    toml_key,
 )
 from securefda.tasks.metric_functions import class_metrics, concordance, number_metrics
 from securefda.tasks.table_files import MISSING_VALUES, Table, category, is_date, is_number
@@ -276,23 +275,6 @@ class TabularOptions(Settings):
         return [cell for cell, gone in zip(table.cells[name], missing, strict=True) if not gone]
 
 
-class _TaskTable(Settings):
-    options: TabularOptions
-
-
-class _Root(Settings):
-    task: _TaskTable
-
-
-def parse_options(options: Mapping[str, object]) -> TabularOptions:
-    """Read the options of a tabular task.
-
-    Raises:
-        ConfigError: a key or a value is wrong; the key is named, and for an unknown one the nearest.
-    """
-    return parse_settings(_Root, {"task": {"options": dict(options)}}, file=Path("task.options")).task.options
-
-
 class Tabular(Task):
     """Rows of a file: ``SITE.csv``, ``.xlsx`` or ``.parquet`` in the ``task.data-dir`` of each site, or what
     ``SITE.mapping.toml`` there names.
@@ -324,7 +306,7 @@ class Tabular(Task):
 
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
-        self.options = parse_options(settings.options)
+        self.options = parse_options(TabularOptions, settings.options)
         if not self.options.label.classes:
             self.metric = "concordance" if self.options.label.event else "rmse"
         self._at_target, self._at_sources = HeldOut.of(settings)
@@ -345,7 +327,10 @@ class Tabular(Task):
         Labels that are times are (n, 2): the time in horizons, and 1 for an event.
         """
         if self.settings.lacks_labels(site):
-            return self._unlabelled(site)
+            table, where = self._part(site, held_out=False), f"{site}, train"
+            features, complete = self._features(table, where)
+            self._require_some(complete, site, where, table)
+            return Unlabelled(torch.from_numpy(features[complete]))
         return self._samples(site, held_out=False)
 
     def test_data(self, site: str) -> Samples | None:
@@ -553,12 +538,6 @@ class Tabular(Task):
     def _part(self, site: str, *, held_out: bool) -> Table:
         return self.table(site).part([row for row, side in enumerate(self._holds_out(site)) if side == held_out])
 
-    def _unlabelled(self, site: str) -> Unlabelled:
-        table, where = self._part(site, held_out=False), f"{site}, train"
-        features, complete = self._features(table, where)
-        self._require_some(complete, site, where, table)
-        return Unlabelled(torch.from_numpy(features[complete]))
-
     def _require_some(self, kept: NDArray[np.bool_], site: str, where: str, table: Table) -> None:
         """Raise DataError if no row of a part is kept."""
         if kept.any():
@@ -681,8 +660,7 @@ def _number_hint(cell: str, table: Table) -> tuple[str, bool]:
 
 def _table_of(column: str) -> str:
     """Return the name of a column's table in a federation's file."""
-    bare = re.fullmatch(r"[A-Za-z0-9_-]+", column)
-    return f"[task.options.columns.{column if bare else json.dumps(column, ensure_ascii=False)}]"
+    return f"[task.options.columns.{toml_key(column)}]"
 
 
 @dataclass(frozen=True, slots=True)

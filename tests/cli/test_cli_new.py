@@ -20,13 +20,14 @@ from PIL import Image
 from plain_user import plain_user
 
 from securefda.cli import main
+from securefda.settings import parse_options
 from securefda.site.config import load_federation
 from securefda.tasks.features import FACTORY, MULTI_LABEL_FACTORY
 from securefda.tasks.features_file import FeatureFile
 from securefda.tasks.guess import guess, guess_format
 from securefda.tasks.guess_mapping import match_names
 from securefda.tasks.mapping import read_mapping, read_table
-from securefda.tasks.tabular import parse_options
+from securefda.tasks.tabular import TabularOptions
 
 HEADER = ["Fall-Nr", "Alter", "Größe", "Geschlecht", "Diagnose", "Aufnahme", "Bemerkung", "krank"]
 
@@ -89,7 +90,7 @@ def test_one_table_becomes_four_made_up_sites(capsys: pytest.CaptureFixture[str]
     assert "separator ';' and decimal mark ','" in out
     assert "the four sites are made up" in out
     config = load_federation(Path("heart/federation.toml"))
-    options = parse_options(config.task.options)
+    options = parse_options(TabularOptions, config.task.options)
     types = {name: column.type for name, column in options.columns.items()}
     assert types == {
         "Fall-Nr": "ignored",
@@ -111,7 +112,7 @@ def test_what_few_rows_have_is_not_in_the_federations_file() -> None:
     text = Path("heart/federation.toml").read_text()
     for private in ("Fabry", "Frau Nr", "7003", "12.03.2024"):
         assert private not in text
-    options = parse_options(load_federation(Path("heart/federation.toml")).task.options)
+    options = parse_options(TabularOptions, load_federation(Path("heart/federation.toml")).task.options)
     assert options.columns["Diagnose"].values == ("Fieber", "Müdigkeit")
     assert options.columns["Diagnose"].unknown == "fill"
     size = options.columns["Größe"]
@@ -281,7 +282,7 @@ def test_a_time_to_an_event_can_be_the_label(capsys: pytest.CaptureFixture[str])
     rows = [[str(40 + n % 30), f"{min(time, 1500):.0f}", str(int(time < 1500))] for n, time in enumerate(times)]
     write(Path("export.csv"), rows, header=["age", "days", "died"])
     assert main(["new", "heart", "--tabular", "export.csv", "--label", "days", "--event", "died"]) == 0
-    label = parse_options(load_federation(Path("heart/federation.toml")).task.options).label
+    label = parse_options(TabularOptions, load_federation(Path("heart/federation.toml")).task.options).label
     assert (label.column, label.event, label.horizon, label.survival) == ("days", "died", 1000, 0.3)  # e^(-1000/800)
     assert main(["task", "check", "heart/federation.toml"]) == 0
     capsys.readouterr()
@@ -367,7 +368,7 @@ def test_other_sites_files_are_looked_at_too(capsys: pytest.CaptureFixture[str])
         in look
     )
     assert "\n  Größe: numbers at nord are about 100 times those at clinic, as m and cm are apart. " in look
-    options = parse_options(load_federation(Path("heart/federation.toml")).task.options)
+    options = parse_options(TabularOptions, load_federation(Path("heart/federation.toml")).task.options)
     assert (options.columns["Alter"].missing, options.columns["Alter"].center) == ("fill", 60)
     assert options.columns["Geschlecht"].values == ("d", "m", "w")
     assert options.columns["Diagnose"].values == ("Fieber", "Gicht", "Müdigkeit")
@@ -383,7 +384,7 @@ def test_a_label_without_a_value_is_left_out_and_does_not_move_the_scaling() -> 
         row[1] = "999"
     write(Path("export.csv"), rows)
     assert main(["new", "heart", "--tabular", "export.csv", "--label", "Alter"]) == 0
-    label = parse_options(load_federation(Path("heart/federation.toml")).task.options).label
+    label = parse_options(TabularOptions, load_federation(Path("heart/federation.toml")).task.options).label
     assert (label.center, label.scale, label.missing_values, label.missing) == (60, 10, ("999",), "drop-row")
     assert main(["task", "check", "heart/federation.toml"]) == 0
 
@@ -391,7 +392,7 @@ def test_a_label_without_a_value_is_left_out_and_does_not_move_the_scaling() -> 
 def test_a_number_can_be_the_label() -> None:
     write(Path("export.csv"), patients(140))
     assert main(["new", "heart", "--tabular", "export.csv", "--label", "Alter"]) == 0
-    label = parse_options(load_federation(Path("heart/federation.toml")).task.options).label
+    label = parse_options(TabularOptions, load_federation(Path("heart/federation.toml")).task.options).label
     assert (label.column, label.classes, label.center, label.scale, label.tolerance) == ("Alter", (), 60, 10, 5)
     assert main(["task", "check", "heart/federation.toml"]) == 0
 

@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 
 from securefda.errors import ConfigError
 from securefda.tasks import TaskSettings, load_task
-from securefda.tasks.digits import _pixels_and_labels
+from securefda.tasks.digits import digits_and_labels
 
 SOURCES = tuple(f"source-{number}" for number in range(1, 6))
 
@@ -24,11 +24,11 @@ def test_every_image_belongs_to_exactly_one_site_and_part():
 
 
 def test_images_and_labels_are_those_of_scikit_learn():
-    images, labels = _pixels_and_labels()
+    images, labels = digits_and_labels()
     theirs = load_digits()
-    assert np.array_equal(images, theirs.images)
+    assert np.array_equal(images.numpy(), (theirs.images / 16).astype(np.float32))
     assert np.array_equal(labels, theirs.target)
-    assert (images.dtype, labels.dtype) == (theirs.images.dtype, theirs.target.dtype)
+    assert labels.dtype == theirs.target.dtype
 
 
 def test_features_of_mnist_are_frozen_and_their_last_layer_is_trained_on():

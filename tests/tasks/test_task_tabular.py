@@ -12,8 +12,9 @@ import torch
 
 from securefda.errors import ConfigError, DataError
 from securefda.privacy.private_training import require_separate_rows
+from securefda.settings import parse_options
 from securefda.tasks import TaskSettings, load_task
-from securefda.tasks.tabular import FACTORY, Tabular, parse_options
+from securefda.tasks.tabular import FACTORY, Tabular, TabularOptions
 from securefda.training import NoiseSettings, TrainingSettings, build_model, model_to_vector
 
 LABEL = {"column": "krank", "classes": ["nein", "ja"]}
@@ -469,8 +470,8 @@ class TestFirstModel:
 
 
 def test_options_survive_being_written(tmp_path: Path) -> None:
-    options = parse_options(GERMAN)
-    assert parse_options(options.model_dump(by_alias=True, exclude_defaults=True)) == options
+    options = parse_options(TabularOptions, GERMAN)
+    assert parse_options(TabularOptions, options.model_dump(by_alias=True, exclude_defaults=True)) == options
 
 
 @pytest.mark.parametrize(
