@@ -23,7 +23,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from full_data_runs import AUTHORS, STUDIES
-from studies import Cache, as_text, measure, shown, this_machine
+from studies import Cache, as_text, markdown, measure, shown, this_machine
 
 from securefda.bench.accuracy.federated import Job
 from securefda.local.simulator import simulate
@@ -230,29 +230,29 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def _table_of_labels(at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> str:
     """Accuracy by the number of labels: of the target alone, with the rule, and with adaptation after it."""
-    lines = [f"| | {' | '.join(f'{count} labels' for count in LABELS)} |", f"|---|{'---|' * len(LABELS)}"]
+    lines = []
     names = {"alone": "target_only", "warm": "warm_target", "before": "fedgp_auto", "accuracy": "fedgp_auto, adapted"}
     for key, name in names.items():
         found = [[run[key] for run in at.get((f"{count} labels", FEW_LABELS), ())] for count in LABELS]
-        lines.append(f"| {name} | {' | '.join(map(_mean_and_spread, found))} |")
-    return "\n".join(lines)
+        lines.append([name, *map(_mean_and_spread, found)])
+    return markdown(("", *(f"{count} labels" for count in LABELS)), lines)
 
 
 def _table_of_rules(at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> str:
     """Accuracy on noisy Fashion-MNIST with 50 labels, by rule."""
-    lines = ["| rule | target_only | warm_target | the rule | adapted |", "|---|---|---|---|---|"]
+    lines = []
     for rule in NOISY_RULES:
         runs = at.get((NOISY, rule), ())
         found = ([run[key] for run in runs] for key in ("alone", "warm", "before", "accuracy"))
-        lines.append(f"| {rule} | {' | '.join(map(_mean_and_spread, found))} |")
-    return "\n".join(lines)
+        lines.append([rule, *map(_mean_and_spread, found)])
+    return markdown(("rule", "target_only", "warm_target", "the rule", "adapted"), lines)
 
 
 def _table(
     at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]], targets: Sequence[str], variants: Iterable[str]
 ) -> str:
     """Before and after at each target, the means over the targets, and what was gained."""
-    lines = [f"| sources | | {' | '.join(targets)} | mean | gain |", f"|---|---|{'---|' * (len(targets) + 2)}"]
+    lines = []
     for variant in variants:
         means = []
         for name, key in (("source_only", "before"), ("adapted", "accuracy")):
@@ -262,8 +262,8 @@ def _table(
             means += [fmean(map(fmean, found))] if all(found) else []
             mean = f"{means[-1]:.1f}" if all(found) else "–"
             gain = f"{means[1] - means[0]:+.1f}" if len(means) == len(("before", "after")) else ""
-            lines.append(f"| {variant} | {name} | {' | '.join(map(_mean_and_spread, found))} | {mean} | {gain} |")
-    return "\n".join(lines)
+            lines.append([variant, name, *map(_mean_and_spread, found), mean, gain])
+    return markdown(("sources", "", *targets, "mean", "gain"), lines)
 
 
 def _mean_and_spread(values: Sequence[float] | None) -> str:

@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ import matplotlib as mpl
 import torch
 from attacks_play import DIFFERENCE, EXAMPLE, ONE_STEP, ROUNDS, STRANGERS, SUM, TARGET, TWO_STEPS, Game, federation
 from matplotlib.figure import Figure
-from studies import Cache, as_text, shown, style, this_machine
+from studies import Cache, as_text, markdown, shown, style, this_machine
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -298,11 +298,7 @@ def _found_table(rows: Sequence[Row]) -> str:
                     row = at.get(Cell(MEMBERSHIP, data, SUM, n, TWO_STEPS, epsilon, rounds=rounds))
                     line.append("–" if row is None else str(_of_100(row["found"][attacker]["rates"][0][0])))
             lines.append(line)
-    return _markdown(("data, noise", *(f"{name}, N = {n}" for name in views for n in SOURCES)), lines)
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+    return markdown(("data, noise", *(f"{name}, N = {n}" for name in views for n in SOURCES)), lines)
 
 
 def _noise(row: Row) -> str:
@@ -333,12 +329,12 @@ def _sums_table(rows: Sequence[Row]) -> str:
                 *(_rate(weak["rates"][0]), f"{weak['auc']:.3f}"),
             )
         )
-    return _markdown((*head, "one row known: at 1 %", "AUC"), lines)
+    return markdown((*head, "one row known: at 1 %", "AUC"), lines)
 
 
 def _model_table(rows: Sequence[Row]) -> str:
     head = ("data", "training", "N", "noise", "found at 1 %", "at 0.1 %", "AUC", "accuracy, %")
-    return _markdown(
+    return markdown(
         head,
         [
             (
@@ -352,7 +348,7 @@ def _model_table(rows: Sequence[Row]) -> str:
 
 def _others_table(rows: Sequence[Row]) -> str:
     head = ("seen", "data", "N", "noise", "cosine with the site's update", "found at 1 %", "at 0.1 %", "AUC")
-    return _markdown(
+    return markdown(
         head,
         [
             (
@@ -366,7 +362,7 @@ def _others_table(rows: Sequence[Row]) -> str:
 
 def _bounds_table(rows: Sequence[Row]) -> str:
     head = ("data", "seen", "N", "ε of the ledger", *(f"at least, {one}" for one in ATTACKERS))
-    return _markdown(
+    return markdown(
         head,
         [
             (
@@ -394,7 +390,7 @@ def _property_table(rows: Sequence[Row]) -> str:
                 *(f"{explained:.2f} ({low:.2f} to {high:.2f})", f"{row['error']:.1f}", f"{row['blind']:.1f}"),
             )
         )
-    return _markdown(head, lines)
+    return markdown(head, lines)
 
 
 def _division_table(rows: Sequence[Row]) -> str:
@@ -403,12 +399,12 @@ def _division_table(rows: Sequence[Row]) -> str:
     for row in rows:
         line = lines.setdefault((str(row["rows"]), row["schedule"], _noise(row)), dict.fromkeys(SOURCES, "–"))
         line[row["sources"]] = f"{row['found']} of {row['rows_seen']}"
-    return _markdown(head, [(*key, *line.values()) for key, line in lines.items()])
+    return markdown(head, [(*key, *line.values()) for key, line in lines.items()])
 
 
 def _optimisation_table(rows: Sequence[Row]) -> str:
     head = ("rows of each source", "noise", "N", "named", "decoys, at least", "PSNR, dB", "of the mean of decoys")
-    return _markdown(
+    return markdown(
         head,
         [
             (

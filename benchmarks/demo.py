@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from studies import Cache, as_text, this_machine
+from studies import Cache, as_text, markdown, this_machine
 
 from securefda.bench.accuracy.columns import RULES, Schedule
 from securefda.bench.accuracy.federated import use_one_thread
@@ -137,7 +137,7 @@ def _gain(ours: Sequence[NDArray[np.float64]], other: Sequence[NDArray[np.float6
 def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the table as Markdown, by name."""
     head = ["", *(f"seed {seed}" for seed in SEEDS), "mean", f"{RULE} is above it by"]
-    lines = [head, ["---"] * len(head)]
+    lines = []
     for row in rows:
         name = row["name"]
         if "best" in name:
@@ -145,7 +145,7 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         gain = "" if row["gain"] is None else "{:.1f} ({:.1f} to {:.1f})".format(*row["gain"])
         mean = float(np.mean(row["accuracies"]))
         lines.append([name, *(f"{each:.1f}" for each in row["accuracies"]), f"{mean:.1f}", gain])
-    return {"rules": "\n".join(f"| {' | '.join(line)} |" for line in lines)}
+    return {"rules": markdown(head, lines)}
 
 
 def misses(rows: Sequence[Mapping[str, Any]]) -> list[str]:

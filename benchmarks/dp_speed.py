@@ -10,16 +10,15 @@ machine without other work.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from studies import shown, this_machine
+from studies import markdown, of_bounds, this_machine
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE / "dp_speed.json"
@@ -50,18 +49,6 @@ PARTS = {
 }
 CASES = {"digits": "9,610 parameters, batches of 32", "wide": "1.13 M parameters, batches of 64"}
 MODES = {"hooks": "per-sample gradients", "ghost": "ghost clipping"}
-
-
-def main() -> int:
-    """Measure where asked to, then say what was measured."""
-    given = _arguments()
-    if given.measure:
-        given.figures.write_text(json.dumps(measured(given.turns), indent=1) + "\n")
-    figures = json.loads(given.figures.read_text())
-    print(shown(tables(figures)))
-    wrong = misses(figures)
-    print("\n".join(wrong) or "Every bar is kept.", file=sys.stderr)
-    return 1 if given.check and wrong else 0
 
 
 def measured(turns: int) -> dict[str, Any]:
@@ -128,7 +115,7 @@ def _step_table(cases: Mapping[str, Any]) -> str:
         "ours over plain",
         "noise of ours",
     )
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _noise_table(noise: Mapping[str, Any]) -> str:
@@ -137,33 +124,19 @@ def _noise_table(noise: Mapping[str, Any]) -> str:
         [title, f"{rates[name]:.0f}", f"{LEAST_MILLION_PER_S:g}" if name in BARRED_RATES else ""]
         for name, title in RATES.items()
     ]
-    return _markdown((f"{noise['processor']}; torch {noise['torch']}", "million values per second", "bar"), rows)
+    return markdown((f"{noise['processor']}; torch {noise['torch']}", "million values per second", "bar"), rows)
 
 
 def _parts_table(noise: Mapping[str, Any]) -> str:
     parts = noise["ns_per_value"]
     rows = [[title, f"{parts[name]:.1f}"] for name, title in PARTS.items()]
     rows += [["in all", f"{noise['ns_per_value_in_all']:.1f}"], ["the bar", f"{1e3 / LEAST_MILLION_PER_S:.1f}"]]
-    return _markdown(("noise alone", "ns per value"), rows)
+    return markdown(("noise alone", "ns per value"), rows)
 
 
 def _short(milliseconds: float) -> str:
     return f"{milliseconds:.3g}" if milliseconds < 100 else f"{milliseconds:.0f}"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = (f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
-    return "\n".join(lines).replace("|  |", "| |")
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="measure first")
-    parser.add_argument("--check", action="store_true", help="end with 1 where a bar is missed")
-    parser.add_argument("--turns", type=int, default=TURNS, help="of the step")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(of_bounds(__doc__ or "", FIGURES, measured, tables, misses, turns=(TURNS, "of the step")))

@@ -33,7 +33,7 @@ from full_data_runs import (
     run_missing,
     searched_cells,
 )
-from studies import Cache, as_text, shown, this_machine
+from studies import Cache, as_text, markdown, shown, this_machine
 
 from securefda.bench.accuracy.paper import COLORED_MNIST, LABEL_SHIFT, MEAN, NOISY_FASHION, Published
 
@@ -209,7 +209,7 @@ def _accuracy(study: str, rows: Sequence[Row]) -> str:
         cells.append(_cell(by_seed(row), published.figure(rule, MEAN if several else column)))
         beta = "" if row["beta"] is None else f"{row['beta']:.2f}"
         lines.append([rule, *cells, beta, ", ".join(map(str, row["seeds"]))])
-    return _markdown(head, lines)
+    return markdown(head, lines)
 
 
 def _cell(values: Sequence[float], published: float | None) -> str:
@@ -233,7 +233,7 @@ def _independent(rows: Sequence[Row]) -> str:
         apart = [mine - other for other, mine in both if mine is not None and other is not None]
         line = [rule, "" if paper is None else f"{paper:.1f}", *map(_seeds, zip(*both, strict=True))]
         lines.append([*line, f"{fmean(apart):+.1f} ± {stdev(apart) / len(apart) ** 0.5:.1f}" if len(apart) > 2 else ""])
-    return _markdown(["rule", "paper", "independent script", "securefda", "difference"], lines)
+    return markdown(["rule", "paper", "independent script", "securefda", "difference"], lines)
 
 
 def _of_script() -> dict[tuple[str, int], float]:
@@ -254,7 +254,7 @@ def _bars(rows: Sequence[Row]) -> str:
         verdict = "not measured" if own is None else "reached" if least <= own <= most else "**missed**"
         texts = ["–" if value is None else f"{value:.1f}" for value in (own, other)]
         lines.append([study, f"{rule} above {over}" if over else rule, _bound(least, most), *texts, verdict])
-    return _markdown(["data", "rule", "asked for", "securefda", "independent script", ""], lines)
+    return markdown(["data", "rule", "asked for", "securefda", "independent script", ""], lines)
 
 
 def _by_its_seed(row: Row) -> Iterable[tuple[int, float]]:
@@ -281,11 +281,7 @@ def _search(rows: Sequence[Row]) -> str:
             for factor, accuracy in row["searched"].items()
         ]
         lines.append([row["study"], row["rule"], ", ".join(tried)])
-    return _markdown(["data", "rule", f"factor: accuracy with seed {VALIDATION_SEED}"], lines)
-
-
-def _markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines)).replace("|  |", "| |")
+    return markdown(["data", "rule", f"factor: accuracy with seed {VALIDATION_SEED}"], lines)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from full_data_runs import ADAPTED, SEEDS, STUDIES, Cell, Figures, Row, command_line, merged, run_missing
-from studies import Cache, as_text, shown, this_machine
+from studies import Cache, as_text, markdown, shown, this_machine
 
 from securefda.bench.accuracy.paper import (
     BETA_COLORED_MNIST,
@@ -205,7 +205,7 @@ def _table(name: str, by_cell: Mapping[tuple[str, str, str], Row]) -> str:
         ]
         for rule in (*sweep.beside, *sweep.rules)
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+    return markdown(head, lines)
 
 
 def _cell(row: Row | None, published: float | None) -> str:

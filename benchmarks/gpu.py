@@ -31,6 +31,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from studies import markdown
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 FIGURES = HERE / "gpu.json"
@@ -257,12 +259,12 @@ def _machine(figures: Mapping[str, Any]) -> str:
         ("Opacus", figures["opacus"] or "–"),
         ("revision", f"`{figures['revision'][:7]}`" if figures["revision"] else "–"),
     ]
-    return _markdown(("", ""), rows)
+    return markdown(("", ""), rows)
 
 
 def _tests(found: Mapping[str, Any]) -> str:
     counts = [str(found[kind]) for kind in ("passed", "passed_on_device", "failed", "skipped")]
-    return _markdown(("passed", "of them on the device", "failed", "skipped"), [counts])
+    return markdown(("passed", "of them on the device", "failed", "skipped"), [counts])
 
 
 def _run(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -273,7 +275,7 @@ def _run(found: Mapping[str, Mapping[str, Any]]) -> str:
         )
         for where, of in found.items()
     ]
-    return _markdown(("all sites on", "sites", "rounds", "whole run", "last accuracy", "GPU memory in use"), rows)
+    return markdown(("all sites on", "sites", "rounds", "whole run", "last accuracy", "GPU memory in use"), rows)
 
 
 def _training(found: Mapping[str, Any]) -> str:
@@ -283,7 +285,7 @@ def _training(found: Mapping[str, Any]) -> str:
         named = (model["model"], f"{model['parameters']:,}", str(model["batch"]), model["on"]["cpu"])
         rows.append((*named, *rates, f"{model['gain']:.2f}"))
     head = ("model", "parameters", "batch", "CPU", "rows/s on the CPU", "rows/s on the device", "gain")
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _dp(found: Mapping[str, Any]) -> str:
@@ -297,14 +299,14 @@ def _dp(found: Mapping[str, Any]) -> str:
         for name, case in found["cases"].items()
         for mode in ("hooks", "ghost")
     ]
-    return _markdown(("case", "parameters", "plain step", "Opacus", "ours", "over Opacus"), rows)
+    return markdown(("case", "parameters", "plain step", "Opacus", "ours", "over Opacus"), rows)
 
 
 def _accuracy(found: Mapping[str, Any]) -> str:
     of = found["accuracies"]
     rows = [(where, *(f"{100 * value:.1f}" for value in values)) for where, values in of.items()]
     head = ("accuracy, %", *(f"seed {seed}" for seed in range(len(of["cpu"]))))
-    return _markdown(head, rows) + (
+    return markdown(head, rows) + (
         f"\n\nMean difference {100 * found['difference']:+.2f} points; "
         f"standard deviation over seeds, on the CPU, {100 * found['noise']:.2f}."
     )
@@ -317,11 +319,7 @@ def _memory(found: Mapping[str, Any]) -> str:
         for of in found["processes"]
     ]
     head = ("model", "trains on", "model, MB", "import of torch", "host peak", "device peak", "device reserved")
-    return _markdown(head, rows)
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (head, ("---",) * len(head), *rows))
+    return markdown(head, rows)
 
 
 def misses(figures: Mapping[str, Any]) -> list[str]:

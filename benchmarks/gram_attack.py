@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_curve
-from studies import as_text, shown, this_machine
+from studies import as_text, markdown, shown, this_machine
 
 from securefda.errors import PolicyRefusal
 from securefda.rules.analytic import Moments, bounded_rows, rare_values
@@ -275,28 +275,33 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Three tables in Markdown."""
     every = list(rows)
     attacked = [row for row in every if row["study"] != "prevalence"]
-    members = [
-        "| data | numbers in a row | rows of each source | N | rows in the sum for each number | AUC, features | "
-    ]
-    members[0] += "AUC, with label | found at 1 % | AUC of other rows |"
-    read_rows = ["| data | rows of each source | N | by class, % | by feature, % | alone in some direction, % | "]
-    read_rows[0] += "refused, % | read under the policy, % | values kept back, % |"
-    for lines in (members, read_rows):
-        lines.append(f"|{'---|' * 9}")
+    members, read_rows = [], []
     for row in attacked:
         place = [row["study"], str(row["rows"]), str(row["sources"])]
         each = _short(row["sources"] * row["rows"] / row["numbers"])
         aucs = [f"{row['auc']:.2f}", f"{row['auc_labelled']:.2f}", f"{100 * row['found']:.0f}", f"{row['null']:.2f}"]
-        members.append(f"| {' | '.join([place[0], str(row['numbers']), *place[1:], each, *aucs])} |")
+        members.append([place[0], str(row["numbers"]), *place[1:], each, *aucs])
         names = ("by_class", "by_feature", "in_some_direction", "refused", "read_under_policy", "changed")
         shares = ["–" if name not in row else _short(100 * row[name]) for name in names]
-        read_rows.append(f"| {' | '.join([*place, *shares])} |")
-    classes = ["| N | rows of each source | error, points | guessing the mean | R² |", f"|{'---|' * 5}"]
-    for row in every:
-        if row["study"] == "prevalence":
-            cells = [row["sources"], row["rows"], f"{row['error']:.1f}", f"{row['error_of_mean']:.1f}"]
-            classes.append(f"| {' | '.join(map(str, cells))} | {row['r2']:.2f} |")
-    return {"members": "\n".join(members), "rows": "\n".join(read_rows), "classes": "\n".join(classes)}
+        read_rows.append([*place, *shares])
+    classes = [
+        [
+            str(row["sources"]),
+            str(row["rows"]),
+            *(f"{row[key]:.1f}" for key in ("error", "error_of_mean")),
+            f"{row['r2']:.2f}",
+        ]
+        for row in every
+        if row["study"] == "prevalence"
+    ]
+    auc_head = ("AUC, features", "AUC, with label", "found at 1 %", "AUC of other rows")
+    read_head = ("by class, %", "by feature, %", "alone in some direction, %", "refused, %", "read under the policy, %")
+    per_number = ("numbers in a row", "rows of each source", "N", "rows in the sum for each number")
+    return {
+        "members": markdown(("data", *per_number, *auc_head), members),
+        "rows": markdown(("data", "rows of each source", "N", *read_head, "values kept back, %"), read_rows),
+        "classes": markdown(("N", "rows of each source", "error, points", "guessing the mean", "R²"), classes),
+    }
 
 
 def _short(number: float) -> str:

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from many_sources_runs import sampled_sources
-from studies import of_bounds, this_machine
+from studies import markdown, of_bounds, this_machine
 
 from securefda.bench.secagg.crowd import STEPS
 from securefda.bench.secagg.job import Job
@@ -92,9 +92,10 @@ def extrapolated(cells: Sequence[Cell], sources: int) -> dict[str, float]:
 def tables(cells: Sequence[Cell]) -> dict[str, str]:
     """The tables as Markdown, by name."""
     heads = [f"N = {cell['sources']:,}, {'neighbours' if cell['colluders'] is not None else 'all'}" for cell in cells]
-    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(cells)}"]
     rows = {
-        "dropped; colluders assumed": lambda cell: f"{_dropped(cell)}; {cell['colluders'] or 0}",
+        "dropped; colluders assumed": lambda cell: (
+            f"{'none' if 'sampled' in cell else cell['dropped']}; {cell['colluders'] or 0}"
+        ),
         "others that a source deals with; holders that open a secret": lambda cell: (
             f"{cell['neighbours']}; {cell['shares']}"
         ),
@@ -110,8 +111,7 @@ def tables(cells: Sequence[Cell]) -> dict[str, str]:
         ),
         "load of the machine": lambda cell: f"{cell['load']:.1f}",
     }
-    lines += [f"| {words} | {' | '.join(text(cell) for cell in cells)} |" for words, text in rows.items()]
-    return {"session": "\n".join(lines)}
+    return {"session": markdown(("", *heads), [[words, *map(text, cells)] for words, text in rows.items()])}
 
 
 _WORDS = {
@@ -123,10 +123,6 @@ _WORDS = {
     "r3_survivors": "lists of survivors",
     "r4_unmask": "signatures of the others",
 }
-
-
-def _dropped(cell: Cell) -> str:
-    return "none" if "sampled" in cell else str(cell["dropped"])
 
 
 def _step(step: str) -> Any:
@@ -175,7 +171,13 @@ def misses(cells: Sequence[Cell]) -> list[str]:
 
 def main() -> int:
     """Measure where asked to, then say what was measured."""
-    return of_bounds(__doc__ or "", FIGURES, "all sizes", measure, lambda cells: tables(cells)["session"], misses)
+    return of_bounds(
+        __doc__ or "",
+        FIGURES,
+        measure,
+        lambda figures: tables(figures["cells"]),
+        lambda figures: misses(figures["cells"]),
+    )
 
 
 if __name__ == "__main__":

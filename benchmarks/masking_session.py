@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from studies import of_bounds, this_machine
+from studies import markdown, of_bounds, this_machine
 
 from securefda.bench.secagg.secagg_bench import bench_secagg, grid_jobs
 
@@ -148,13 +148,10 @@ def measure() -> dict[str, Any]:
 def tables(cells: Sequence[Cell]) -> dict[str, str]:
     """The table as Markdown, by name."""
     heads = [f"N = {cell['sources']}, m = {cell['params']:,}, {cell['dropped']} dropped" for cell in cells]
-    lines = [f"| | {' | '.join(heads)} |", f"|---|{'---|' * len(cells)}"]
-    lines += [f"| {line.words} | {' | '.join(_text(line, cell) for cell in cells)} |" for line in LINES]
-    return {"session": "\n".join(lines)}
-
-
-def _text(line: Line, cell: Cell) -> str:
-    return line.text(cell) if line.holds(cell) else f"{line.text(cell)} (!)"
+    rows = (
+        [line.words, *(f"{line.text(cell)}{'' if line.holds(cell) else ' (!)'}" for cell in cells)] for line in LINES
+    )
+    return {"session": markdown(("", *heads), rows)}
 
 
 def misses(cells: Sequence[Cell]) -> list[str]:
@@ -171,7 +168,13 @@ def misses(cells: Sequence[Cell]) -> list[str]:
 
 def main() -> int:
     """Measure where asked to, then say what was measured."""
-    return of_bounds(__doc__ or "", FIGURES, "both sizes", measure, lambda cells: tables(cells)["session"], misses)
+    return of_bounds(
+        __doc__ or "",
+        FIGURES,
+        measure,
+        lambda figures: tables(figures["cells"]),
+        lambda figures: misses(figures["cells"]),
+    )
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies import markdown
 from torch import Tensor, nn
 
 from securefda.bench.resources import this_machine
@@ -197,13 +198,9 @@ def tables(figures: Mapping[str, Any]) -> dict[str, str]:
         rises.append([str(sources), f"{mb:.0f} MB = {vectors:.1f} vectors"])
     head = ["sources", f"rise during a session of {aggregator['params']:,} parameters"]
     return {
-        "source": _markdown(["a source", *titles], [[name, *cells] for name, cells in lines.items()]),
-        "aggregator": _markdown(head, rises),
+        "source": markdown(["a source", *titles], [[name, *cells] for name, cells in lines.items()]),
+        "aggregator": markdown(head, rises),
     }
-
-
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def main() -> int:

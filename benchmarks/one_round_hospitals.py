@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from one_round import DATA, Data, fitted, samples, task_of
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
-from studies import as_text, shown, this_machine
+from studies import as_text, markdown, shown, this_machine
 
 from securefda.bench.accuracy.columns import RULES, Schedule
 from securefda.local.simulator import simulate
@@ -385,7 +385,7 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
                 "logistic regression, rows pooled",
             ),
         ),
-        "balanced": _markdown(
+        "balanced": markdown(
             ("target", *HEADS),
             [[_named(row), *(f"{row['columns'][column]['balanced']:.1f}" for column in HEADS)] for row in eicu],
         ),
@@ -394,12 +394,12 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         ),
     }
     survival = {row["rule"]: row for row in of["trained_survival"]}
-    found["trained"] = _markdown(
+    found["trained"] = markdown(
         ("rule", "eICU, AUROC", "TCGA-BRCA, concordance"),
         [[f"`{row['rule']}`", _cell(row), _cell(survival[row["rule"]])] for row in of["trained"]],
     )
     regions = {row["target"]: row["columns"] for row in eicu}
-    found["hospitals"] = _markdown(
+    found["hospitals"] = markdown(
         ("target", "stays", "target alone", "60 hospitals", "the other regions", "first seed, added", "whole run"),
         [
             [
@@ -411,7 +411,7 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
             for row in of["hospitals"]
         ],
     )
-    found["forms"] = _markdown(
+    found["forms"] = markdown(
         ("what the head fits", "concordance"),
         [[row["form"], f"{fmean(row['by target'].values()):.1f}"] for row in of["forms"]],
     )
@@ -425,7 +425,7 @@ def _of_targets(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> st
         gained = row["gains"]["target alone"]
         interval = f"{gained['mean']:+.1f} ({gained['low']:+.1f} to {gained['high']:+.1f})"
         lines.append([_named(row), *(_cell(row["columns"][column]) for column in listed), interval])
-    return _markdown(("target", *listed, "labels against target alone"), lines)
+    return markdown(("target", *listed, "labels against target alone"), lines)
 
 
 def _named(row: Mapping[str, Any]) -> str:
@@ -434,11 +434,6 @@ def _named(row: Mapping[str, Any]) -> str:
 
 def _cell(value: Mapping[str, Any]) -> str:
     return f"{value['mean']:.1f} ± {value['deviation']:.1f}"
-
-
-def _markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    cells = list(head)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (cells, ["---"] * len(cells), *rows))
 
 
 def main() -> int:

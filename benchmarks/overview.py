@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from studies import markdown
+
 from securefda.pages.charts import svg_file
 from securefda.pages.parts import Chart, Series
 
@@ -104,8 +106,7 @@ def tables(rows: Sequence[Gain]) -> dict[str, str]:
         *("data", "over the target alone", "over the warm-started target", "rule", "with the sources"),
         *("target alone", "warm-started target"),
     )
-    lines = (head, ("---",) * len(head), *map(_cells, rows))
-    return {"gains": "\n".join(f"| {' | '.join(cells)} |" for cells in lines)}
+    return {"gains": markdown(head, map(_cells, rows))}
 
 
 def _cells(row: Gain) -> tuple[str, ...]:

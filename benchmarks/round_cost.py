@@ -29,7 +29,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from round_cost_runs import DP, KINDS, LEVELS, PLAIN, REPEATS, SIZES, STUDY, Cell, Figures, cells, run_cell
 from round_cost_task import params_of
-from studies import Cache, as_text, measure, shown, style, this_machine
+from studies import Cache, as_text, markdown, measure, shown, style, this_machine
 
 from securefda.aggregator.ranges import narrowest
 
@@ -175,12 +175,12 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _table(title: str, rows: Sequence[Row], text: Callable[[Row], str]) -> str:
-    lines = [f"| {title} | {' | '.join(LEVELS)} | repeats |", f"|---|{'---|' * (len(LEVELS) + 1)}"]
+    lines = []
     for size in dict.fromkeys(_size_of(row) for row in rows):
         at = {row["level"]: row for row in rows if _size_of(row) == size}
         shown = [text(at[level]) if level in at else "–" for level in LEVELS]
-        lines.append(f"| {size} | {' | '.join(shown)} | {_span(_range(row['repeats'] for row in at.values()))} |")
-    return "\n".join(lines)
+        lines.append([size, *shown, _span(_range(row["repeats"] for row in at.values()))])
+    return markdown((title, *LEVELS, "repeats"), lines)
 
 
 def _size_of(row: Row) -> str:
@@ -210,10 +210,8 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _bars_table(rows: Sequence[Row]) -> str:
-    lines = ["| | measured | bar | holds |", "|---|---|---|---|"]
-    found = bars(rows)
-    lines += [f"| {what} | {value:.3g} | {bar:g} | {'yes' if value <= bar else 'no'} |" for what, value, bar in found]
-    return "\n".join(lines) if found else ""
+    lines = [[what, f"{value:.3g}", f"{bar:g}", "yes" if value <= bar else "no"] for what, value, bar in bars(rows)]
+    return markdown(("", "measured", "bar", "holds"), lines) if lines else ""
 
 
 _TITLES = {
@@ -228,11 +226,11 @@ _TITLES = {
 
 
 def _parts_table(rows: Sequence[Row]) -> str:
-    lines = [f"| % of a round | level | {' | '.join(_TITLES.values())} |", f"|---|---|{'---|' * len(_TITLES)}"]
-    for row in rows:
-        shares = [f"{100 * part / row['seconds']:.0f}" for part in parts_of(row).values()]
-        lines.append(f"| {_size_of(row)} | {row['level']} | {' | '.join(shares)} |")
-    return "\n".join(lines)
+    lines = [
+        [_size_of(row), row["level"], *(f"{100 * part / row['seconds']:.0f}" for part in parts_of(row).values())]
+        for row in rows
+    ]
+    return markdown(("% of a round", "level", *_TITLES.values()), lines)
 
 
 _COLOURS = dict(zip(LEVELS, ("#333333", "#009e73", "#e69f00", "#0072b2", "#cc79a7"), strict=True))

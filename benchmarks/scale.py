@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from studies import shown, style, this_machine
+from studies import markdown, shown, style, this_machine
 
 from securefda.bench.secagg.secagg_bench import bench_secagg, grid_jobs
 
@@ -205,23 +205,22 @@ def tables(cells: Sequence[Cell]) -> dict[str, str]:
 
 def cells_table(cells: Sequence[Cell]) -> str:
     """What one session costs each side, as Markdown."""
-    rows = [[name for name, _ in _COLUMNS], ["---"] * len(_COLUMNS)]
-    rows += [
+    rows = [
         [text(cell) for _, text in _COLUMNS]
         for cell in sorted(cells, key=lambda cell: (cell["params"], cell["sources"]))
     ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown([name for name, _ in _COLUMNS], rows)
 
 
 def growth_table(found: Sequence[Growth]) -> str:
     """Exponents of every step, as Markdown: in N at the smallest and largest m, in m at the largest N."""
-    head = "| step | bound | in N, small m | in N, large m | in m, most sources |\n|---|---|---|---|---|\n"
-    return head + "\n".join(_growth_row(step, [one for one in found if one.step is step]) for step in STEPS)
-
-
-def _growth_row(step: Step, found: Sequence[Growth]) -> str:
-    shown = [f"{one.exponent:.2f}{'' if one.is_within_bound else ' (!)'}" for one in (found[0], found[-2], found[-1])]
-    return f"| {step.words} | {step.bound} | {' | '.join(shown)} |"
+    rows = []
+    for step in STEPS:
+        of_step = [one for one in found if one.step is step]
+        told = (of_step[0], of_step[-2], of_step[-1])
+        exponents = [f"{one.exponent:.2f}{'' if one.is_within_bound else ' (!)'}" for one in told]
+        rows.append([step.words, step.bound, *exponents])
+    return markdown(("step", "bound", "in N, small m", "in N, large m", "in m, most sources"), rows)
 
 
 def _sizes(cell: Cell) -> str:

@@ -23,7 +23,7 @@ import torch
 from gpu_parts import models
 from round_cost_runs import config_of
 from round_cost_task import params_of
-from studies import shown, this_machine
+from studies import markdown, shown, this_machine
 
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
@@ -180,7 +180,7 @@ def _bytes_table(rounds: Sequence[Mapping[str, Any]], sessions: Sequence[Mapping
         "each source",
         "the target's line",
     )
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _round_table(rounds: Sequence[Mapping[str, Any]], scale: Sequence[Mapping[str, Any]]) -> str:
@@ -204,7 +204,7 @@ def _round_table(rounds: Sequence[Mapping[str, Any]], scale: Sequence[Mapping[st
         "a source's line of 100 Mbit/s adds",
         "if the target has such a line too",
     )
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _session_formula(rounds: Iterable[Mapping[str, Any]], scale: Iterable[Mapping[str, Any]]) -> str:
@@ -249,7 +249,7 @@ def _training_table(training_rows: Iterable[Mapping[str, Any]], noise: Mapping[s
             batch = str(case["batch_size"])
             rows.append([f"{name}, with noise{title}", f"{case['parameters']:,}", batch, *shown_rate])
     head = ("model", "parameters", "batch", "rows per second of one core", "10,000 rows once")
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _memory_table(runs: Iterable[Mapping[str, Any]]) -> str:
@@ -258,7 +258,7 @@ def _memory_table(runs: Iterable[Mapping[str, Any]]) -> str:
         model = f"{row['params']:,} parameters ({row['model_mb']:.0f} MB)"
         peaks = [f"{row[key]:,.0f} MB" for key in ("source_peak_mb", "target_peak_mb")]
         rows.append([model, str(row["sources"]), *peaks])
-    return _markdown(("model", "sources", "a source, peak", "the target, peak"), rows)
+    return markdown(("model", "sources", "a source, peak", "the target, peak"), rows)
 
 
 def _session_table(scale: Sequence[Mapping[str, Any]]) -> str:
@@ -267,7 +267,7 @@ def _session_table(scale: Sequence[Mapping[str, Any]]) -> str:
         for cell in sorted(scale, key=lambda cell: (cell["params"], cell["sources"]))
         if cell["params"] >= 1_000_000 and cell.get("aggregator_peak_growth_mb") is not None
     ]
-    return _markdown(("parameters", "sources", "more memory"), rows)
+    return markdown(("parameters", "sources", "more memory"), rows)
 
 
 def _disk_table(federations: Iterable[Mapping[str, Any]]) -> str:
@@ -283,7 +283,7 @@ def _disk_table(federations: Iterable[Mapping[str, Any]]) -> str:
             hundred = sum(one["for_good"][side].values()) + 100 * sum(one["per_round"][side].values())
             rows.append([str(one["sources"]), f"{one['params']:,}", side, *cells, _size(hundred)])
     head = ("sources", "parameters", "site", *(f"{kind}: a run + a round" for kind in KINDS), "100 rounds")
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _on_line(count: float) -> str:
@@ -296,10 +296,6 @@ def _seconds(seconds: float) -> str:
 
 def _size(count: float) -> str:
     return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{max(0.0, count) / 1e3:.3g} kB"
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def from_files(folder: Path) -> dict[str, str]:

@@ -15,7 +15,6 @@ others took is among the figures.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from statistics import median
 from typing import Any
 
 from round_cost_runs import Load
-from studies import shown, this_machine
+from studies import markdown, of_bounds, this_machine
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE / "startup.json"
@@ -58,18 +57,6 @@ class Taken:
 
     wall: float
     processor: float
-
-
-def main() -> int:
-    """Measure where asked to, then say what was measured."""
-    given = _arguments()
-    if given.measure:
-        given.figures.write_text(json.dumps(measured(given.repeats), indent=1) + "\n")
-    figures = json.loads(given.figures.read_text())
-    print(shown(tables(figures)))
-    wrong = misses(figures)
-    print("\n".join(wrong) or "Every bar is kept.", file=sys.stderr)
-    return 1 if given.check and wrong else 0
 
 
 def measured(repeats: int) -> dict[str, Any]:
@@ -283,7 +270,7 @@ def _start_table(figures: Mapping[str, Any]) -> str:
         ("`securefda demo`", *_both(demo), f"{MOST_OF_THE_DEMO_S:g} s"),
     ]
     head = ("median (range)", "seconds", "processor seconds", "bar for the seconds")
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _over(source: Mapping[str, Any]) -> str:
@@ -304,29 +291,23 @@ def _light_table(figures: Mapping[str, Any]) -> str:
         (f"`{row['command']}`", *_both(row["taken"]), ", ".join(row["imports"]) or "none")
         for row in figures["light"]["figures"]
     ]
-    return _markdown(
-        ("command, median (range)", "seconds", "processor seconds", "imports of " + ", ".join(HEAVY)), rows
-    )
+    return markdown(("command, median (range)", "seconds", "processor seconds", "imports of " + ", ".join(HEAVY)), rows)
 
 
 def _load_table(figures: Mapping[str, Any]) -> str:
     titles = {"source": "a source", "demo": "the demo", "light": "other commands"}
     rows = [(title, f"{figures[part]['load']:g}", f"{figures[part]['others']:g}") for part, title in titles.items()]
-    return _markdown(("part", "load as it began", "cores that other work took"), rows)
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (head, ("---",) * len(head), *rows))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="measure first")
-    parser.add_argument("--check", action="store_true", help="end with 1 where a bar is missed")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"of everything; the figures need {FEWEST}")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
-    return parser.parse_args()
+    return markdown(("part", "load as it began", "cores that other work took"), rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        of_bounds(
+            __doc__ or "",
+            FIGURES,
+            measured,
+            tables,
+            misses,
+            repeats=(REPEATS, f"of everything; the figures need {FEWEST}"),
+        )
+    )

@@ -21,7 +21,19 @@ from securefda.bench.resources import this_machine
 if TYPE_CHECKING:
     from securefda.bench.accuracy.federated import Job
 
-__all__ = ["AnyCell", "Cache", "Cell", "Figures", "as_text", "measure", "of_bounds", "shown", "style", "this_machine"]
+__all__ = [
+    "AnyCell",
+    "Cache",
+    "Cell",
+    "Figures",
+    "as_text",
+    "markdown",
+    "measure",
+    "of_bounds",
+    "shown",
+    "style",
+    "this_machine",
+]
 
 
 class Cell(Protocol):
@@ -104,6 +116,13 @@ def shown(tables: Mapping[str, str]) -> str:
     return "\n\n".join(f"**{name}**\n\n{table}" for name, table in tables.items())
 
 
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown; an empty cell is a blank."""
+    names = list(head)
+    lines = (names, ["---"] * len(names), *rows)
+    return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in lines)
+
+
 def as_text(rows: Iterable[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
     """The figures as JSON, a line for each row."""
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
@@ -113,33 +132,36 @@ def as_text(rows: Iterable[Mapping[str, Any]], machine: Mapping[str, Any]) -> st
 def of_bounds(
     about: str,
     figures: Path,
-    sizes: str,
-    measured: Callable[[], Mapping[str, Any]],
-    table: Callable[[Any], str],
+    measured: Callable[..., Mapping[str, Any]],
+    tables: Callable[[Any], Mapping[str, str]],
     misses: Callable[[Any], Sequence[str]],
+    **numbers: tuple[int, str],
 ) -> int:
-    """The command of a study of sessions: measure where asked to, say what was measured, and look at its bounds.
+    """The command of a study with bounds: measure where asked to, print the tables, and look at the bounds.
 
     Args:
         about: the study's docstring.
-        figures: what was measured, JSON with ``cells``.
-        sizes: what ``--measure`` measures, for its help.
-        measured: measures it.
-        table: of the cells, Markdown.
+        figures: what was measured, JSON.
+        measured: measures it; takes the ``numbers``.
+        tables: of the figures, Markdown by name.
         misses: the bounds that they do not keep, a line each.
+        numbers: further options, each with its default and its help.
 
     Returns:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help=f"measure {sizes} first")
+    parser.add_argument("--measure", action="store_true", help="measure first")
     parser.add_argument("--check", action="store_true", help="end with 1 where a bound does not hold")
     parser.add_argument("--figures", type=Path, default=figures, help="the measured figures, JSON")
+    for name, (usual, words) in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=usual, help=words)
     given = parser.parse_args()
     if given.measure:
-        given.figures.write_text(json.dumps(measured(), indent=1) + "\n")
-    cells = json.loads(given.figures.read_text())["cells"]
-    print(table(cells))
-    wrong = misses(cells)
+        found = measured(**{name: getattr(given, name) for name in numbers})
+        given.figures.write_text(json.dumps(found, indent=1) + "\n")
+    found = json.loads(given.figures.read_text())
+    print(shown(tables(found)))
+    wrong = misses(found)
     print("\n".join(wrong) or "Every bound holds.", file=sys.stderr)
     return 1 if given.check and wrong else 0

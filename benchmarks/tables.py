@@ -39,6 +39,7 @@ import scale
 import sizing
 import startup
 from mutators import PACKAGES, package_of
+from studies import markdown
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -89,8 +90,7 @@ def all_tables(folder: Path) -> dict[str, str]:
 def accuracy_table(table: Mapping[str, Any]) -> str:
     """One table of ``accuracy.json``: a row per rule or place, and what was published."""
     rows = [[row["name"], *(_accuracy_cell(cell) for cell in row["cells"])] for row in table["rows"]]
-    head = f"| {' | '.join(table['head'])} |\n|{'---|' * len(table['head'])}\n"
-    return head + "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
+    return markdown(table["head"], rows)
 
 
 def _accuracy_cell(cell: Mapping[str, Any] | str | None) -> str:
@@ -124,7 +124,7 @@ def pairs_table(rows: Iterable[Mapping[str, Any]]) -> str:
         ratios = [after / before for before, after in zip(row["before"], row["after"], strict=True)]
         spread = f"{row['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         cells.append([f"{row['params']:,}", f"{median(row['before']):.0f}", f"{median(row['after']):.0f}", spread])
-    return _markdown(("parameters", "before, ms", "after, ms", "ratio, median of pairs (range)"), cells)
+    return markdown(("parameters", "before, ms", "after, ms", "ratio, median of pairs (range)"), cells)
 
 
 def killed_table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -138,11 +138,7 @@ def killed_table(results: Sequence[Mapping[str, Any]]) -> str:
             killed[package] += row.get("depth") in depths
         cells = [f"{killed[name]} of {measured[name]}" for name in PACKAGES]
         rows.append([tests, *cells, f"{killed.total()} of {measured.total()}"])
-    return _markdown(("tests", *PACKAGES, "all"), rows)
-
-
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+    return markdown(("tests", *PACKAGES, "all"), rows)
 
 
 def names_in(text: str) -> list[str]:
