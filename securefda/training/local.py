@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypedDict
+from typing import NotRequired, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -115,9 +115,9 @@ class RoundOptions(TypedDict):
     settings: TrainingSettings
     seed: Seed
     site: str
-    fewest_steps: int
-    on_step: StepObserver | None
-    on_progress: ProgressObserver | None
+    fewest_steps: NotRequired[int]
+    on_step: NotRequired[StepObserver | None]
+    on_progress: NotRequired[ProgressObserver | None]
 
 
 class AuxiliaryLoss(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from securefda.training.local import (
     Evaluation,
     GradientTerm,
     LocalResult,
-    StepObserver,
+    RoundOptions,
     batches,
     evaluate,
     evaluation_of,
@@ -37,7 +37,7 @@ from securefda.training.memory import PersonalMemory
 from securefda.training.neighbours import KnnModel, KnnSettings
 from securefda.training.optimizers import new_optimizer
 from securefda.training.parameter_vectors import FlatModel, build_model, layer_sizes, layer_table, vector_to_model
-from securefda.training.round_progress import ProgressObserver, part_of_round
+from securefda.training.round_progress import part_of_round
 from securefda.training.seeds import SecretSeed, Seed, derive_seed, new_generator, round_seed, seeded_torch
 from securefda.training.training_settings import TrainingSettings
 
@@ -210,22 +210,15 @@ def train_with_head(
     received: Vector,
     head: Vector,
     data: Samples,
-    *,
-    settings: TrainingSettings,
-    seed: Seed,
-    site: str,
-    fewest_steps: int = 1,
-    on_step: StepObserver | None = None,
-    on_progress: ProgressObserver | None = None,
+    **options: Unpack[RoundOptions],
 ) -> tuple[LocalResult, Vector]:
     """Train a site's head on the received body for ``head_epochs``, then the body under that head for ``epochs``.
 
     Args:
-        task, model, data, settings, seed, site, fewest_steps: as for ``train_local``; steps are those of the body.
+        task, model, data: as for ``train_local``.
         received: the global model, (m,) float32; its last ``len(head)`` parameters do not matter.
         head: the site's own last parameters, float32.
-        on_step: called after each step of the body.
-        on_progress: called about once a second, with the steps of both.
+        options: as for ``train_local``; steps are those of the body, but ``on_progress`` hears of both.
 
     Returns:
         The round's result and the new head. The update is exactly zero in the head, the loss is over both trainings,
@@ -236,6 +229,7 @@ def train_with_head(
     """
     cut = len(received) - len(head)
     body, own = slice(0, cut), slice(cut, None)
+    settings, on_progress = options["settings"], options.get("on_progress")
     of_head = replace(settings, epochs=settings.head_epochs, max_steps=0)
     head_steps, body_steps = of_head.steps(len(data)), settings.steps(len(data))
     head_result = train_local(
@@ -244,26 +238,15 @@ def train_with_head(
         np.concatenate([received[body], head]),
         data,
         settings=of_head,
-        seed=derive_seed(seed, "head"),
-        site=site,
+        seed=derive_seed(options["seed"], "head"),
+        site=options["site"],
         on_progress=part_of_round(on_progress, after=body_steps),
         trained=own,
     )
     head = head + head_result.update[own]
     start = np.concatenate([received[body], head])
-    result = train_local(
-        task,
-        model,
-        start,
-        data,
-        settings=settings,
-        seed=seed,
-        site=site,
-        fewest_steps=fewest_steps,
-        on_step=on_step,
-        on_progress=part_of_round(on_progress, before=head_steps),
-        trained=body,
-    )
+    options["on_progress"] = part_of_round(on_progress, before=head_steps)
+    result = train_local(task, model, start, data, trained=body, **options)
     if head_result.loss is not None and result.loss is not None:
         loss = (head_result.steps * head_result.loss + result.steps * result.loss) / (head_result.steps + result.steps)
         result = replace(result, loss=loss)

@@ -9,17 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from securefda.training.alignment.adversarial import (
+from securefda.training.alignment.losses import (
+    FACTORS,
+    discrepancy,
     identification_loss,
+    information_bound,
+    mean_entropy,
+    median_distance,
+    reconstruction_loss,
     reversed_source_loss,
     reversed_target_loss,
     source_confusion_loss,
     target_confusion_loss,
 )
-from securefda.training.alignment.discrepancy import FACTORS, discrepancy, median_distance
-from securefda.training.alignment.entropy import mean_entropy
-from securefda.training.alignment.information import information_bound
-from securefda.training.alignment.reconstruction import reconstruction_loss
 
 OWN = (-2.0, 0.3, 1.5)
 TARGET = (0.7, -1.1)

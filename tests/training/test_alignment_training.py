@@ -16,8 +16,8 @@ from securefda.errors import ConfigError, TrainingError
 from securefda.tasks import Disentangled, Samples, Task, TaskSettings
 from securefda.training import AlignmentSettings, LocalResult, TrainingSettings, Vector, build_model, train_local
 from securefda.training.alignment import AlignmentRule, FeatureAlignment, train_aligned
-from securefda.training.alignment.discrepancy import discrepancy, median_distance
 from securefda.training.alignment.loss import AlignmentLoss
+from securefda.training.alignment.losses import discrepancy, median_distance
 from securefda.training.memory import private_modules_key
 from securefda.training.model_features import extract_features, feature_width
 from securefda.training.parameter_vectors import model_to_vector, vector_to_model

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from securefda.rules import gap_statistic
-from securefda.training.alignment.adversarial import (
+from securefda.training.alignment.losses import (
+    discrepancy,
     identification_loss,
+    information_bound,
+    mean_entropy,
+    median_distance,
     reversed_source_loss,
     reversed_target_loss,
     source_confusion_loss,
     target_confusion_loss,
 )
-from securefda.training.alignment.discrepancy import discrepancy, median_distance
-from securefda.training.alignment.entropy import mean_entropy
-from securefda.training.alignment.information import information_bound
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks/independent/fada.py"
 CLASSES = 3

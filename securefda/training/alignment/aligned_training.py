@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Unpack
 
 import torch
 from torch import nn
@@ -12,12 +13,10 @@ from securefda.tasks import Samples, Task, task_code
 from securefda.tasks.inputs import in_memory, take
 from securefda.training.alignment.loss import MOST_OWN_ROWS, AlignmentLoss, AlignmentRule, FeatureAlignment
 from securefda.training.device import choose_device
-from securefda.training.local import LocalResult, StepObserver, train_local
+from securefda.training.local import LocalResult, RoundOptions, train_local
 from securefda.training.model_features import extract_features
 from securefda.training.parameter_vectors import vector_to_model
-from securefda.training.round_progress import ProgressObserver
 from securefda.training.seeds import Seed, derive_seed, new_generator, seeded_torch
-from securefda.training.training_settings import TrainingSettings
 
 
 def train_aligned(
@@ -27,23 +26,18 @@ def train_aligned(
     data: Samples,
     aligned: FeatureAlignment,
     *,
-    settings: TrainingSettings,
-    seed: Seed,
     first: Seed,
     kept: bytes | None,
-    site: str,
-    fewest_steps: int = 1,
-    on_step: StepObserver | None = None,
-    on_progress: ProgressObserver | None = None,
+    **options: Unpack[RoundOptions],
 ) -> tuple[LocalResult, bytes]:
     """Train one round as :func:`securefda.training.train_local` does, with an alignment loss added.
 
     Args:
-        task, model, received, data, seed, site, fewest_steps, on_step, on_progress: as for ``train_local``.
+        task, model, received, data: as for ``train_local``.
         aligned: the rule and the features of the target's rows.
-        settings: as for ``train_local``; ``settings.align`` has the weights of the losses.
         first: seed of the private modules' first weights.
         kept: the private modules after the site's last round, as returned then; None in its first round.
+        options: as for ``train_local``; ``settings.align`` has the weights of the losses.
 
     Returns:
         The result, with the pull on the target's features, and the private modules as bytes, to be kept.
@@ -53,6 +47,7 @@ def train_aligned(
             fit the rule.
         DataError: as for ``train_local``.
     """
+    settings, seed = options["settings"], options["seed"]
     device = choose_device(settings.device)
     vector_to_model(received, model.to(device))
     spread = float(extract_features(task, model, take(data.features, slice(MOST_OWN_ROWS))).std(axis=0).mean())
@@ -62,19 +57,7 @@ def train_aligned(
         )
     if kept is not None:
         loss.restore(kept)
-    result = train_local(
-        task,
-        model,
-        received,
-        data,
-        settings=settings,
-        seed=seed,
-        site=site,
-        fewest_steps=fewest_steps,
-        on_step=on_step,
-        on_progress=on_progress,
-        auxiliary=loss,
-    )
+    result = train_local(task, model, received, data, auxiliary=loss, **options)
     own = None
     if aligned.kind is AlignmentRule.F_DAN:
         chosen = torch.randperm(len(data), generator=new_generator(derive_seed(seed, "pull")))[:MOST_OWN_ROWS]

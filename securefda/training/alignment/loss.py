@@ -16,23 +16,18 @@ from securefda.protocol.encoding import Vector
 from securefda.tasks import Disentangled, Task
 from securefda.tasks.inputs import Inputs
 from securefda.text import counted
-from securefda.training.alignment.adversarial import (
+from securefda.training.alignment.losses import (
+    discrepancy,
     identification_loss,
+    information_bound,
+    mean_entropy,
+    median_distance,
+    reconstruction_loss,
     reversed_source_loss,
     reversed_target_loss,
     source_confusion_loss,
     target_confusion_loss,
 )
-from securefda.training.alignment.discrepancy import discrepancy, median_distance
-from securefda.training.alignment.entropy import mean_entropy
-from securefda.training.alignment.information import information_bound
-from securefda.training.alignment.modules import (
-    ClassIdentifier,
-    DomainIdentifier,
-    InformationEstimator,
-    Reconstructor,
-)
-from securefda.training.alignment.reconstruction import reconstruction_loss
 from securefda.training.model_features import feature_width, last_linear, require_trained_features
 from securefda.training.optimizers import new_optimizer
 from securefda.training.parameter_vectors import FlatModel, model_to_vector
@@ -84,6 +79,60 @@ def require_alignable(kind: AlignmentRule, model: nn.Module) -> None:
             "or set another strategy.rule",
         )
     require_trained_features(model)
+
+
+# --- the private modules of a source: Tables 7 and 8 of Peng et al. (ICLR 2020), no wider than the features -----------
+
+_WIDEST = 256
+
+
+class DomainIdentifier(nn.Module):
+    """Maps features (n, d) to the logit that each row is the source's, (n,)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = min(_WIDEST, width)
+        self.layers = nn.Sequential(nn.Linear(width, hidden), nn.LeakyReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits, (n,)."""
+        logits: Tensor = self.layers(features)[:, 0]
+        return logits
+
+
+class ClassIdentifier(nn.Linear):
+    """Maps domain-specific features (n, d) to outputs such as the model's, (n, classes)."""
+
+
+class InformationEstimator(nn.Module):
+    """Maps two parts of features, (n, d) and (n, e), to a score of each pair, (n,)."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__()
+        hidden = min(_WIDEST, first)
+        self.of_first, self.of_second = nn.Linear(first, hidden), nn.Linear(second, hidden)
+        self.out = nn.Linear(hidden, 1)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the scores, (n,)."""
+        score: Tensor = self.out(nn.functional.leaky_relu(self.of_first(first) + self.of_second(second)))[:, 0]
+        return score
+
+
+class Reconstructor(nn.Module):
+    """Maps two parts of features, (n, d) and (n, e), to the extracted features, (n, f)."""
+
+    def __init__(self, first: int, second: int, features: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(first + second, features)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the reconstruction, (n, f)."""
+        reconstruction: Tensor = self.layer(torch.cat([first, second], dim=1))
+        return reconstruction
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
 
 
 class AlignmentLoss:
