@@ -9,6 +9,7 @@ It is drawn anew at each start, logged nowhere, and sent to no other page (Refer
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import secrets
@@ -17,10 +18,12 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import uvicorn
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -29,10 +32,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from securefda.dashboard.place import find_place
-from securefda.dashboard.rendering import Rendered, document, page_of, policy_of_content, rendered
+from securefda.dashboard.shared_parts import problem_section
 from securefda.dashboard.site_reader import Seen, SiteReader
+from securefda.dashboard.source_page import source_page
+from securefda.dashboard.target_page import target_page
 from securefda.errors import ConfigError
-from securefda.pages.html import own_file
+from securefda.pages.html import content_policy, live_page, own_file, script, sections_of, source_hash
+from securefda.pages.parts import Page, State
 
 HOST: Final = "127.0.0.1"
 MOST_CONNECTIONS: Final = 32
@@ -54,6 +60,42 @@ _HEADERS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A page ready to send.
+
+    Attributes:
+        title: of the browser's window.
+        state: the state's word, for those to whom the page is read.
+        sections: key, digest and HTML of each, in order; the first is the head of the page.
+    """
+
+    title: str
+    state: str
+    sections: tuple[tuple[str, str, Markup], ...]
+
+
+def page_of(seen: Seen) -> Page:
+    """Return the page of what was seen."""
+    match seen.place.role:
+        case "target":
+            return target_page(seen)
+        case "source":
+            return source_page(seen)
+        case _:
+            folder = seen.place.asked
+            text = f"There is no run in {folder} yet. This page shows it as soon as it begins."
+            return Page("No run yet", [str(folder)], State("none", "Not begun", text), [problem_section(seen.problems)])
+
+
+def rendered(page: Page) -> Rendered:
+    """Render the parts of a page as HTML. Every text in it is escaped."""
+    word, sections = page.state.word, sections_of(page)
+    digests = (hashlib.sha256(html.encode("utf-8")).hexdigest()[:16] for _, html in sections)
+    parts = tuple((key, digest, html) for (key, html), digest in zip(sections, digests, strict=True))
+    return Rendered(f"{word}: {page.title} – securefda", word, parts)
+
+
 class Guard:
     """ASGI middleware that refuses every request not from this machine's own browser with the token.
 
@@ -71,6 +113,10 @@ class Guard:
             for name in names
             if port == 80  # a browser leaves that port out
         }
+        # A document loads its own style, script and icon, and the events of this server.
+        own = (f"script-src {source_hash(script())}", "connect-src 'self'", "img-src 'self'", "frame-ancestors 'none'")
+        fixed = {**_HEADERS, "Content-Security-Policy": content_policy(*own)}
+        self._headers = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in fixed.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -79,11 +125,7 @@ class Guard:
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                fixed = {**_HEADERS, "Content-Security-Policy": policy_of_content()}
-                message["headers"] = [
-                    *message["headers"],
-                    *((name.lower().encode("ascii"), value.encode("ascii")) for name, value in fixed.items()),
-                ]
+                message["headers"] = [*message["headers"], *self._headers]
             await send(message)
 
         await (self._refusal(scope) or self._app)(scope, receive, with_headers)
@@ -143,8 +185,9 @@ def make_app(folder: Path, token: str, port: int, ended: Callable[[], bool] = la
     watcher = Watcher(SiteReader(folder))
     streams = 0
 
-    async def page(_: Request) -> Response:
-        return Response(document(await watcher.page()), media_type="text/html")
+    async def document(_: Request) -> Response:
+        page = await watcher.page()
+        return Response(live_page(page.title, page.sections), media_type="text/html")
 
     async def small_icon(_: Request) -> Response:
         return Response(own_file("icon.svg"), media_type="image/svg+xml")
@@ -164,7 +207,7 @@ def make_app(folder: Path, token: str, port: int, ended: Callable[[], bool] = la
             streams -= 1
 
     routes = [
-        Route(f"/{token}/", page, methods=["GET"]),
+        Route(f"/{token}/", document, methods=["GET"]),
         Route(f"/{token}/events", events, methods=["GET"]),
         Route(f"/{token}/icon.svg", small_icon, methods=["GET"]),
     ]

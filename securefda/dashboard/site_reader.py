@@ -137,7 +137,7 @@ class SiteReader:
         self._problems: list[str] = []
         self._lines: dict[Path, _Lines] = {}
         self._log: _Log | None = None
-        self._whole = _FileCache()
+        self._kept: dict[str, tuple[object, object]] = {}
         self._last: Seen | None = None
 
     def look(self) -> Seen:
@@ -155,8 +155,17 @@ class SiteReader:
         with self._noting():
             self._place = find_place(self._asked)
         place = self._place
-        keys, process = self._keys(place), self._process(place)
-        summary = self._summary(place) if place.role != "source" else None
+        kit, keys, policy, summary = place.kit, None, None, None
+        if kit is not None:
+            files = [kit / STARTUP / name for name in (CA_FILE, KIT_FILE, ROSTER_FILE)]
+            keys = self._once("keys", files, lambda: keys_of_kit(kit))
+        process = self._once("process", [place.run / STATE_FILE], lambda: read_state(place.run))
+        if place.role != "source":
+            file = place.run / SUMMARY_FILE
+            summary = self._once("summary", [file], lambda: read_summary(file) if file.exists() else None)
+        elif kit is not None and keys is not None:
+            file = kit / LOCAL / POLICY_FILE
+            policy = self._once("policy", [file, file.with_suffix(".sig")], lambda: _read_policy(file, keys))
         rounds: tuple[RoundLine, ...] = ()
         own: tuple[SiteLine, ...] = ()
         if place.role == "target":
@@ -178,7 +187,7 @@ class SiteReader:
             summary=summary,
             planned=process.rounds if process is not None and process.rounds else self._planned(place, summary),
             log=log,
-            policy=self._policy(place, keys) if place.role == "source" and keys is not None else None,
+            policy=policy,
             process=process,
             running=running,
             late=self._late(place, process, rounds, log) if process is not None and running else "",
@@ -195,25 +204,14 @@ class SiteReader:
         except OSError as error:
             self._problems.append(f"{error.filename}: cannot be read: {error.strerror}")
 
-    def _keys(self, place: Place) -> Keys | None:
-        if place.kit is None:
-            return None
-        kit = place.kit
+    def _once(self, what: str, files: Sequence[Path], read: Callable[[], _Read]) -> _Read | None:
+        """Return the result of ``read``, kept until the files change; None, and a problem in each look, if it fails."""
         with self._noting():
-            files = [kit / STARTUP / name for name in (CA_FILE, KIT_FILE, ROSTER_FILE)]
-            return self._whole.once("keys", files, lambda: keys_of_kit(kit))
-        return None
-
-    def _process(self, place: Place) -> ProcessState | None:
-        with self._noting():
-            return self._whole.once("process", [place.run / STATE_FILE], lambda: read_state(place.run))
-        return None
-
-    def _summary(self, place: Place) -> Mapping[str, Any] | None:
-        file = place.run / SUMMARY_FILE
-        with self._noting():
-            if file.exists():
-                return self._whole.once("summary", [file], lambda: read_summary(file))
+            state = [(str(file), _state_of(file)) for file in files]
+            if what not in self._kept or self._kept[what][0] != state:
+                self._kept.pop(what, None)
+                self._kept[what] = (state, read())
+            return cast(_Read, self._kept[what][1])
         return None
 
     def _planned(self, place: Place, summary: Mapping[str, Any] | None) -> int:
@@ -228,10 +226,8 @@ class SiteReader:
         file = place.settings
         if file is None or not file.is_file():
             return None
-        with self._noting():
-            found = self._whole.once("settings", [file], lambda: read_toml(file)).get(table)
-            return found.get(key) if isinstance(found, dict) else None
-        return None
+        found = (self._once("settings", [file], lambda: read_toml(file)) or {}).get(table)
+        return found.get(key) if isinstance(found, dict) else None
 
     def _late(self, place: Place, process: ProcessState, rounds: Sequence[RoundLine], log: LogSeen | None) -> str:
         """Return why the process waits too long: for a target by phase, for a source from round to round."""
@@ -255,26 +251,6 @@ class SiteReader:
             lines.catch_up()
         return lines.found
 
-    def _policy(self, place: Place, keys: Keys) -> PolicySeen | None:
-        if place.kit is None:
-            return None
-        file = place.kit / LOCAL / POLICY_FILE
-
-        def read() -> PolicySeen:
-            data = read_file(file).data
-            policy, signature = parse_policy(data, file), ""
-            try:
-                read_signed_policy(file, keys.federation, keys.site, keys.public[keys.site])
-            except SecureFdaError as error:
-                signature = str(error)
-            sources = sum(role == "source" for role in keys.roles.values())
-            words = explain(policy, keys.site, sources)
-            return PolicySeen(policy, words, hashlib.sha256(data).hexdigest(), signature)
-
-        with self._noting():
-            return self._whole.once("policy", [file, file.with_suffix(".sig")], read)
-        return None
-
     def _log_of(self, place: Place, process: ProcessState | None, ended: str) -> LogSeen | None:
         """Return the log of the run that the process or the summary names, else the log in the kit written last."""
         run = process.run if process is not None and process.run else ended
@@ -294,19 +270,15 @@ class SiteReader:
         return None
 
 
-class _FileCache:
-    """A cache of small files, so that only changed ones are parsed again."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, tuple[object, object]] = {}
-
-    def once(self, what: str, files: list[Path], read: Callable[[], _Read]) -> _Read:
-        """Return the result of ``read``, cached until the files change. A failing ``read`` raises at every look."""
-        state = [(str(file), _state_of(file)) for file in files]
-        if what not in self._kept or self._kept[what][0] != state:
-            self._kept.pop(what, None)
-            self._kept[what] = (state, read())
-        return cast(_Read, self._kept[what][1])
+def _read_policy(file: Path, keys: Keys) -> PolicySeen:
+    data = read_file(file).data
+    policy, signature = parse_policy(data, file), ""
+    try:
+        read_signed_policy(file, keys.federation, keys.site, keys.public[keys.site])
+    except SecureFdaError as error:
+        signature = str(error)
+    words = explain(policy, keys.site, sum(role == "source" for role in keys.roles.values()))
+    return PolicySeen(policy, words, hashlib.sha256(data).hexdigest(), signature)
 
 
 def _state_of(file: Path) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from securefda.audit.report.overview import alike
 from securefda.audit.report.words import CONTRIBUTIONS, contributions_in, level_text, time_text, what_text
 from securefda.dashboard.process_state import describe_process
 from securefda.dashboard.shared_parts import incident_lines, log_facts, problem_section, start_hint
-from securefda.dashboard.site_reader import LogSeen, PolicySeen, Seen
+from securefda.dashboard.site_reader import PolicySeen, Seen
 from securefda.operations.records import SiteLine
 from securefda.operations.report import number_cell
 from securefda.pages.parts import Chart, Charts, Facts, Fold, Line, Lines, Page, Section, Series, State, Table, Tiles
@@ -48,14 +48,10 @@ def source_state(seen: Seen) -> State:
         return State("failed", "Ended", f"The run ended: {outcome}, {rounds} with a result.")
     if seen.log is not None or seen.own:
         return State("waiting", "No end yet", f"Nothing here says whether a process is at work. {_done(seen)}")
-    text = f"No process of this site has started here, and nothing has left for {_target(seen)}."
+    roles = seen.keys.roles if seen.keys is not None else {}
+    target = next((site for site, role in roles.items() if role == "target"), "the target")
+    text = f"No process of this site has started here, and nothing has left for {target}."
     return State("none", "Not begun", text, start_hint(seen))
-
-
-def _target(seen: Seen) -> str:
-    if seen.keys is None:
-        return "the target"
-    return next((site for site, role in seen.keys.roles.items() if role == "target"), "the target")
 
 
 def _finished(own: Sequence[SiteLine]) -> dict[int, SiteLine]:
@@ -230,8 +226,9 @@ def _policy(seen: Seen) -> Section:
         return Section("policy", "Policy", [])
     lines: list[Line] = [("none", policy.words.summary)]
     lines.append(("failed", policy.signature) if policy.signature else ("done", f"Signed by {seen.place.site}."))
-    loaded = _loaded(seen.log)
-    if loaded and loaded != policy.digest:
+    milestones = seen.log.tables.milestones if seen.log is not None else ()
+    loaded = [dict(mark.detail)["policy"] for mark in milestones if mark.kind == "policy-loaded"]
+    if loaded and loaded[-1] != policy.digest:
         lines.append(("failed", "The process runs with another policy than this one: it was changed after the start."))
     keys = ("learns", "hidden", "noise", "pays", "keeps", "agreed", "rests")
     folds = [
@@ -239,11 +236,3 @@ def _policy(seen: Seen) -> Section:
         for key, (heading, sentences) in zip(keys, policy.words.parts(), strict=True)
     ]
     return Section("policy", "Policy in words", [Lines(lines), *folds])
-
-
-def _loaded(log: LogSeen | None) -> str:
-    """Return the digest of the policy with which the process last started; empty if no log has it."""
-    if log is None:
-        return ""
-    loaded = [dict(mark.detail)["policy"] for mark in log.tables.milestones if mark.kind == "policy-loaded"]
-    return loaded[-1] if loaded else ""

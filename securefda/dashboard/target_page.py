@@ -52,6 +52,9 @@ def target_page(seen: Seen) -> Page:
     charts = run_charts(rounds, seen.sites, seen.summary or {}, _limit(seen))
     before = len(rounds) - MOST_ROWS
     noted = [hidden_note(rounds), "" if seen.summary is not None else _BASELINES]
+    facts = [("Run folder", str(place.run)), *run_facts(seen.summary or {}), *log_facts(seen)]
+    if (report := place.run / REPORT_FILE).exists():
+        facts.append(("Report", str(report)))
     result = [result_section(seen.summary, rounds)] if seen.summary is not None else []
     sections = [
         *result,
@@ -72,7 +75,7 @@ def target_page(seen: Seen) -> Page:
         ),
         seen_section(finished(rounds)),
         *([settings_section(seen.summary)] if seen.summary is not None else []),
-        Section("about", "About this run", [Facts(_facts(seen))], short="About"),
+        Section("about", "About this run", [Facts(facts)], short="About"),
     ]
     return Page(place.site or "Run", [f"target · {place.run}"], target_state(seen), sections)
 
@@ -85,21 +88,11 @@ def target_state(seen: Seen) -> State:
     text = f"{count}{f', {lost} lost' if lost else ''}."
     summary = seen.summary
     if seen.process is not None:
-        ended_well = seen.process.doing == ENDED and not seen.process.error
-        state = describe_process(seen.process, seen.running, text, seen.late)
-        if summary is None or seen.process.doing != ENDED:
-            return state
-        same_error = (summary.get("error") or {}).get("message") == seen.process.error
-        if not (ended_well or same_error):
-            return state
+        error = ((summary or {}).get("error") or {}).get("message")
+        if summary is None or seen.process.doing != ENDED or seen.process.error not in ("", error):
+            return describe_process(seen.process, seen.running, text, seen.late)
+    if summary is not None:
         return _ended(summary, text)
-    return _state_without_process(seen, text)
-
-
-def _state_without_process(seen: Seen, text: str) -> State:
-    """Return the state of a run whose process left no state file here: a simulated run, or a copy."""
-    if seen.summary is not None:
-        return _ended(seen.summary, text)
     if seen.rounds or seen.log is not None:
         return State("waiting", "No end yet", f"Nothing here says whether a process is at work. {text}")
     text = "No round has begun here yet. This page shows the run as soon as it does."
@@ -256,9 +249,3 @@ def _alarms(seen: Seen) -> Section:
     if not lines and seen.log is not None:
         lines.append(("done", "None: no check failed, no site refused a round or ended a session."))
     return Section("alarms", "Alarms and refusals", [Lines(lines)] if lines else [], short="Alarms")
-
-
-def _facts(seen: Seen) -> list[tuple[str, str]]:
-    facts = [("Run folder", str(seen.place.run)), *run_facts(seen.summary or {}), *log_facts(seen)]
-    report = seen.place.run / REPORT_FILE
-    return [*facts, *([("Report", str(report))] if report.exists() else [])]

@@ -17,7 +17,7 @@ from securefda.audit.log import AuditLog
 from securefda.audit.log_records import Decision, Disclosure, DpSpent, Entry
 from securefda.audit.signed_notes import LogName
 from securefda.cli import main
-from securefda.dashboard.rendering import page_of, rendered
+from securefda.dashboard.page_server import page_of, rendered
 from securefda.dashboard.site_reader import SiteReader
 from securefda.disk import read_file
 from securefda.operations.records import RoundLine, SiteLine, summarise
