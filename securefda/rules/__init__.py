@@ -9,14 +9,13 @@ Source: Jiang, Zhang, Koyejo, "Principled Federated Domain Adaptation: Gradient 
 ICLR 2024.
 """
 
-from securefda.rules.analytic import Head, Moments, fit_head, moments_length, rare_values, sources_part
+from securefda.rules.analytic import Head, Moments, fit_head, moments_length, sources_part
 from securefda.rules.attention import Gain, attention_share, least_share
-from securefda.rules.beta import BetaRule, Estimator, auto_beta
+from securefda.rules.beta import Estimator, auto_beta
 from securefda.rules.comparison import align_update, alignment_factor
 from securefda.rules.contribution import Contribution, ContributionSum, attend, combine, contribute, fedda, fedgp
 from securefda.rules.gap import first_order_gain, gap_gradient, gap_statistic
 from securefda.rules.norm_caps import (
-    CapEffect,
     caps_for,
     contribution_norms,
     norm_codes,
@@ -25,7 +24,7 @@ from securefda.rules.norm_caps import (
     tightest,
 )
 from securefda.rules.projection import Projection, cosine, project
-from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors, source_errors
+from securefda.rules.selection import DeltaErrors, delta_errors, mean_errors
 from securefda.rules.server import ServerOptimizer, ServerPlan, ServerState, server_step
 from securefda.rules.share import share_apart, share_of, sources_length
 from securefda.rules.statistics import StepStatistics, TargetStatistics
@@ -45,8 +44,6 @@ from securefda.rules.variance import GradientStatistics, Variance, halves_varian
 __all__ = [
     "CANDIDATES",
     "STEP_SHARES",
-    "BetaRule",
-    "CapEffect",
     "Contribution",
     "ContributionSum",
     "DeltaErrors",
@@ -95,13 +92,11 @@ __all__ = [
     "partial_step",
     "possible_plans",
     "project",
-    "rare_values",
     "round_plan",
     "scale_to_caps",
     "server_step",
     "share_apart",
     "share_of",
-    "source_errors",
     "sources_length",
     "sources_part",
     "step_variance",

@@ -154,15 +154,10 @@ class Moments:
 
     def scaled(self, *, back: bool = False) -> Moments:
         """Return the moments of rows as they are sent, or with ``back`` those of rows with the constant 1."""
-        units, codes = _units(len(self.gram)), _CODES
+        units, codes = np.append(np.ones(len(self.gram) - 1), _CONSTANT), _CODES
         if back:
             units, codes = 1 / units, 1 / codes
         return Moments(self.gram * np.outer(units, units), self.cross * units * codes, self.rows)
-
-
-def _units(p: int) -> Vector:
-    """What the numbers of a row z are multiplied with before they are sent, ``(p,)``."""
-    return np.append(np.ones(p - 1), _CONSTANT)
 
 
 def moments_length(width: int) -> int:

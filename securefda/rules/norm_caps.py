@@ -98,7 +98,7 @@ def norm_codes(norms: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike
     Raises:
         ValueError: an argument has a wrong shape or value; the message starts with its name.
     """
-    bounds, exact = _limits(limits, len(sizes)), _not_negative("norms", norms, len(sizes))
+    bounds, exact = _limits(limits, len(sizes)), _norms(norms, len(sizes))
     grids = (limit * (_COARSE if size < SMALL_LAYER else _FINE) for size, limit in zip(sizes, bounds, strict=True))
     return bytes(int(np.searchsorted(grid, norm, side="right")) - 1 for grid, norm in zip(grids, exact, strict=True))
 
@@ -172,7 +172,7 @@ def tightest(norms: npt.ArrayLike, caps: Vector) -> Vector:
     Args:
         norms, caps: as for `scale_to_caps`.
     """
-    own = _not_negative("norms", norms, len(caps))
+    own = _norms(norms, len(caps))
     factors = np.minimum(1.0, np.divide(caps, own, out=np.ones_like(own), where=own > caps))
     factor = float(factors.min())
     return caps if factor == 1.0 else own * factor
@@ -197,8 +197,8 @@ def scale_to_caps(vector: Vector, sizes: Sequence[int], norms: npt.ArrayLike, ca
         raise ValueError("vector: must be a writable float64 array")
     checks.vector("vector", vector)
     layers = checks.layer_sizes(sizes, vector.size, name="sizes")
-    own = _not_negative("norms", norms, len(layers))
-    limits = _caps("caps", caps, len(layers))
+    own = _norms(norms, len(layers))
+    limits = _caps(caps, len(layers))
     capped = np.flatnonzero((own > limits) & (limits > 0))
     zeroed = np.flatnonzero((own > limits) & (limits == 0))
     for index, part in enumerate(layer_slices(layers)):
@@ -209,11 +209,11 @@ def scale_to_caps(vector: Vector, sizes: Sequence[int], norms: npt.ArrayLike, ca
     return CapEffect(capped=tuple(capped.tolist()), zeroed=tuple(zeroed.tolist()))
 
 
-def _not_negative(name: str, value: npt.ArrayLike, count: int) -> Vector:
-    numbers = checks.vector(name, value, size=count).astype(np.float64)
-    if np.any(numbers < 0):
-        raise ValueError(f"{name}: must not be negative")
-    return numbers
+def _norms(value: npt.ArrayLike, count: int) -> Vector:
+    norms = checks.vector("norms", value, size=count).astype(np.float64)
+    if np.any(norms < 0):
+        raise ValueError("norms: must not be negative")
+    return norms
 
 
 def _limits(value: npt.ArrayLike, count: int) -> Vector:
@@ -223,11 +223,11 @@ def _limits(value: npt.ArrayLike, count: int) -> Vector:
     return limits
 
 
-def _caps(name: str, value: npt.ArrayLike, count: int) -> Vector:
+def _caps(value: npt.ArrayLike, count: int) -> Vector:
     try:
         caps = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"{name}: must be numbers") from None
+        raise ValueError("caps: must be numbers") from None
     if caps.shape != (count,) or not np.all(caps >= 0):
-        raise ValueError(f"{name}: must be {count} numbers that are not negative")
+        raise ValueError(f"caps: must be {count} numbers that are not negative")
     return caps
