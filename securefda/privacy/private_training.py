@@ -22,7 +22,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -315,8 +315,12 @@ def optimizer_of(
         optimizer.zero_grad(set_to_none=True)
         if len(labels):
             pass_of(through, optimizer, row_loss, features, labels)
-        else:
-            _no_gradient(optimizer.params, ghost)
+        else:  # a step without rows still gets its noise
+            for parameter in optimizer.params:
+                if ghost:
+                    parameter.grad = torch.zeros_like(parameter)
+                else:
+                    parameter.grad_sample = torch.zeros((1, *parameter.shape), device=parameter.device)
 
     try:
         with _quiet():
@@ -474,15 +478,6 @@ def _take_sums(optimizer: Any) -> None:
         parameter.summed_grad, parameter.grad = parameter.grad, None
 
 
-def _no_gradient(parameters: Iterable[Any], ghost: bool) -> None:
-    """Set a zero gradient for a step without rows, which still gets its noise."""
-    for parameter in parameters:
-        if ghost:
-            parameter.grad = torch.zeros_like(parameter)
-        else:
-            parameter.grad_sample = torch.zeros((1, *parameter.shape), device=parameter.device)
-
-
 def _no_gradient_of_each(what: str = "a layer", is_embedding: bool = False) -> TrainingError:
     """For rows whose parts would be clipped separately: such a row would move the sum by a multiple of the bound."""
     hint = "use every parameter in each step, once, and keep the rows in dimension 0 of every layer"
@@ -508,10 +503,17 @@ def _made_private(
 ) -> tuple[Any, Any]:
     """Opacus' model and optimizer. Its loader and its accountant are not used: rows and epsilon come from us."""
     loader = DataLoader(TensorDataset(data.labels), batch_size=settings.batch_size)
+    given = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    rate, decay = settings.learning_rate, settings.weight_decay
+    plain: torch.optim.Optimizer = (
+        torch.optim.Adam(given, lr=rate, weight_decay=decay)
+        if settings.optimizer == "adam"
+        else torch.optim.SGD(given, lr=rate, weight_decay=decay, momentum=settings.momentum)
+    )
     try:
         wrapped, optimizer, *_ = PrivacyEngine().make_private(
             module=model,
-            optimizer=_torch_optimizer(model, settings),
+            optimizer=plain,
             criterion=row_loss,
             data_loader=loader,
             noise_multiplier=dp.noise_multiplier,
@@ -534,14 +536,6 @@ def _made_private(
             raise
         wrapped.remove_hooks()
     return wrapped, optimizer
-
-
-def _torch_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    rate, decay = settings.learning_rate, settings.weight_decay
-    if settings.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
-    return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=settings.momentum)
 
 
 def fitting(task: Task, model: nn.Module, data: Samples, settings: TrainingSettings) -> TrainingSettings:
@@ -602,7 +596,9 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
     first = [parameter.detach().clone() for parameter in model.parameters()]
     try:
         _try_model(task, model, data, settings)
-        _move(model)
+        with seeded_torch(1, torch.device("cpu")), torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=_MOVE)
         _try_model(task, model, data, settings)
     finally:
         with torch.no_grad():
@@ -652,12 +648,6 @@ def _try_model(task: Task, model: nn.Module, data: Samples, settings: TrainingSe
     for row in range(min(len(data), _PROBES)):
         one = torch.tensor([row])
         _require_own_gradient(task, model, Samples(in_memory(take(data.features, one)), data.labels[one]), settings)
-
-
-def _move(model: nn.Module) -> None:
-    with seeded_torch(1, torch.device("cpu")), torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=_MOVE)
 
 
 def _require_same(model: nn.Module, first: Tensor, second: Tensor) -> None:
