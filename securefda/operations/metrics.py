@@ -32,33 +32,25 @@ _SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
 class RunMetrics:
-    """Counters and gauges of one process, in a registry of their own."""
+    """Counters and gauges of one process, in a registry of their own.
+
+    ``refusal`` counts a round that a source refused, ``alarm`` a check that a peer failed, and ``abort`` a session that
+    a peer ended: each takes the policy key or the check.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._rounds = Counter("securefda_rounds", "Rounds that ended, by how.", ["status"], registry=self.registry)
         self._current = Gauge("securefda_current_round", "Number of the last round that began.", registry=self.registry)
-        self._refusals = self._by_check("refusals", "Rounds that a source refused, by policy key or check.")
-        self._alarms = self._by_check("alarms", "Checks that a peer failed.")
-        self._aborts = self._by_check("aborts", "Sessions that a peer ended, by the check that failed there.")
+        self.refusal = self._by_check("refusals", "Rounds that a source refused, by policy key or check.")
+        self.alarm = self._by_check("alarms", "Checks that a peer failed.")
+        self.abort = self._by_check("aborts", "Sessions that a peer ended, by the check that failed there.")
         self._epsilon: Gauge | None = None
 
     def certificate(self, ends: datetime) -> None:
         """Record when the site's certificate ends; called once."""
         text = "Unix time at which the site's certificate ends."
         Gauge("securefda_certificate_ends_seconds", text, registry=self.registry).set(ends.timestamp())
-
-    def alarm(self, check: str) -> None:
-        """Count a failed check of a peer."""
-        self._alarms(check)
-
-    def abort(self, check: str) -> None:
-        """Count a session that a peer ended because a check failed there."""
-        self._aborts(check)
-
-    def refusal(self, key: str) -> None:
-        """Count a round that a source refused."""
-        self._refusals(key)
 
     def noted(self, note: Note) -> None:
         """Count the alarm or abort that a note reports, if any."""

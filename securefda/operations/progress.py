@@ -52,6 +52,33 @@ class SilentReporter:
         """Ignore it."""
 
 
+class PassingReporter:
+    """A reporter that passes everything on to ``shown``; a subclass adds to it."""
+
+    def __init__(self, shown: Reporter) -> None:
+        self._shown = shown
+
+    def round_started(self, round_number: int, rounds: int) -> None:
+        """Pass it on."""
+        self._shown.round_started(round_number, rounds)
+
+    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
+        """Pass it on."""
+        self._shown.phase(name, waiting_for, asked)
+
+    def steps(self, site: str, done: int, of: int) -> None:
+        """Pass it on."""
+        self._shown.steps(site, done, of)
+
+    def round_finished(self, line: RoundLine) -> None:
+        """Pass it on."""
+        self._shown.round_finished(line)
+
+    def note(self, note: Note | str) -> None:
+        """Pass it on."""
+        self._shown.note(note)
+
+
 @dataclass(frozen=True, slots=True)
 class SiteSteps:
     """How far a site is in the training of a round; ``seconds_left`` is None while its pace is not known."""

@@ -12,8 +12,7 @@ from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
 
 from securefda import __version__
-from securefda.operations.notes import Note
-from securefda.operations.progress import Reporter
+from securefda.operations.progress import PassingReporter, Reporter
 from securefda.operations.records import RoundLine, best_round
 from securefda.operations.run_folder import BEST_FILE, MODEL_FILE, RunFolder, read_run
 from securefda.tasks import Samples
@@ -67,15 +66,15 @@ def rows_file(rows: Samples, run_id: str) -> bytes:
     return save_tensors(tensors, metadata={"run": run_id})
 
 
-class RecordingReporter:
+class RecordingReporter(PassingReporter):
     """Writes each round to the run folder, then passes the report on.
 
     ``model_bytes`` gives the model file after a round, the last that was finished; the run's process sets it.
     """
 
     def __init__(self, folder: RunFolder, shown: Reporter) -> None:
+        super().__init__(shown)
         self._folder = folder
-        self._shown = shown
         self.model_bytes: Callable[[RoundLine | None], bytes] = lambda _: b""
         self._lines: list[RoundLine] = []
 
@@ -97,25 +96,9 @@ class RecordingReporter:
         if last is not None and best_round(finished) is last:
             self._folder.write(BEST_FILE, data)
 
-    def round_started(self, round_number: int, rounds: int) -> None:
-        """Pass it on."""
-        self._shown.round_started(round_number, rounds)
-
-    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
-        """Pass it on."""
-        self._shown.phase(name, waiting_for, asked)
-
-    def steps(self, site: str, done: int, of: int) -> None:
-        """Pass it on."""
-        self._shown.steps(site, done, of)
-
     def round_finished(self, line: RoundLine) -> None:
         """Write the round's line and the model after it, then pass the report on."""
         self._folder.append_round(line)
         self._lines.append(line)
         self._write_model()
         self._shown.round_finished(line)
-
-    def note(self, note: Note | str) -> None:
-        """Pass it on."""
-        self._shown.note(note)

@@ -737,7 +737,7 @@ def summarise(
             round=best["round"],
             validation_accuracy=best.get("validation_accuracy"),
             accuracy=best.get("accuracy"),
-            validation_metrics=_validation_metrics(best),
+            validation_metrics=metrics_in(best, "validation_"),
             metrics=metrics_in(best),
         ),
         target_metrics=mean_metrics(finished[-REPORTED_ROUNDS:]),
@@ -749,21 +749,20 @@ def summarise(
     )
 
 
-def metrics_in(found: Mapping[str, Any] | RoundLine) -> dict[str, float]:
-    """Return the metrics of a round, a baseline or an adapted model, also in files of runs that had accuracy alone."""
-    accuracy = found.get("accuracy")
-    return ({} if accuracy is None else {ACCURACY.name: accuracy}) | (found.get("metrics") or {})
+def metrics_in(found: Mapping[str, Any] | RoundLine, of: str = "") -> dict[str, float]:
+    """Return the metrics of a round, a baseline or an adapted model, also in files of runs that had accuracy alone.
+
+    ``of`` begins the names of the keys, as ``target_`` of a summary and ``validation_`` of a round.
+    """
+    keys: Mapping[str, Any] = {**found}
+    accuracy = keys.get(f"{of}accuracy")
+    return ({} if accuracy is None else {ACCURACY.name: accuracy}) | (keys.get(f"{of}metrics") or {})
 
 
 def chosen_metric(*found: Mapping[str, Any] | RoundLine) -> TaskMetric:
     """Return the chosen metric of a run, from its summary or its rounds: the accuracy unless they name another."""
     named = next((form for one in found if (form := one.get("metric"))), None)
     return TaskMetric(**named) if named else ACCURACY
-
-
-def _validation_metrics(line: RoundLine) -> dict[str, float]:
-    found = {"accuracy": line.get("validation_accuracy"), "metrics": line.get("validation_metrics")}
-    return metrics_in(found)
 
 
 def mean_metrics(lines: Iterable[RoundLine]) -> dict[str, float]:
@@ -785,7 +784,7 @@ def best_round(lines: Iterable[RoundLine]) -> RoundLine | None:
 def validation_rank(line: RoundLine) -> tuple[float, float] | None:
     """Return what is the higher, the better a round's model is on the validation rows; None without such rows."""
     metric = chosen_metric(line)
-    value = _validation_metrics(line).get(metric.name)
+    value = metrics_in(line, "validation_").get(metric.name)
     return None if value is None else (metric.rank(value), -finite_loss(line.get("validation_loss")))
 
 

@@ -377,9 +377,11 @@ def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return all other facts that identify the run."""
     releases, rules = summary.get("target_releases"), summary.get("rounds_by_rule") or {}
     versions = [f"{name} {version}" for name, version in (summary.get("versions") or {}).items()]
+    setting, rule = summary.get("setting") or {}, str(summary.get("strategy", {}).get("rule", ""))
+    about = [*setting_rows(setting, rule), *labels_rows(setting, measured=bool(_means(summary)))]
     facts = [
         ("Ended", str(summary.get("ended", "")).replace("T", " ").replace("Z", " UTC")),
-        *((name[0].upper() + name[1:], text) for name, text in _about_the_target(summary)),
+        *((name[0].upper() + name[1:], text) for name, text in about),
         ("Task", str(summary.get("task", ""))),
         ("Rounds by rule", ", ".join(f"{rule}: {count}" for rule, count in rules.items())),
         ("Norm cap", norm_cap_text(summary["norm_cap"]) if summary.get("norm_cap") else ""),
@@ -395,12 +397,6 @@ def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _about_the_target(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    setting = summary.get("setting") or {}
-    labels = labels_rows(setting, measured=bool(_means(summary)))
-    return [*setting_rows(setting, str(summary.get("strategy", {}).get("rule", ""))), *labels]
-
-
 def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
     """Return whether a strategy's key has any effect under its own rule and server optimiser."""
     rule = str(strategy.get("rule", ""))
@@ -414,8 +410,7 @@ def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
 
 def _means(summary: Mapping[str, Any], done: Sequence[RoundLine] = ()) -> dict[str, float]:
     """Return the run's metrics over its last rounds, before its end of those so far."""
-    means = metrics_in({"accuracy": summary.get("target_accuracy"), "metrics": summary.get("target_metrics")})
-    return means or mean_metrics(done[-REPORTED_ROUNDS:])
+    return metrics_in(summary, "target_") or mean_metrics(done[-REPORTED_ROUNDS:])
 
 
 def metric_points(rounds: Sequence[RoundLine], name: str) -> list[tuple[int, float]]:

@@ -52,9 +52,8 @@ _CANCELLING = (
 def run_text(summary: Summary, folder: Path) -> str:
     """Return aligned lines about one run: its figures, and below them `result_rows`."""
     lost, cosine, rules = summary.rounds_lost, summary.target_cosine, summary.rounds_by_rule
-    absent, metric = absent_sources(summary.visibility, summary.setting or {}), chosen_metric(summary.as_json())
-    means = metrics_in({"accuracy": summary.target_accuracy, "metrics": summary.target_metrics})
-    final = metrics_in({"accuracy": summary.final_accuracy, "metrics": summary.final_metrics})
+    known, absent = summary.as_json(), absent_sources(summary.visibility, summary.setting or {})
+    metric, means, final = chosen_metric(known), metrics_in(known, "target_"), metrics_in(known, "final_")
     others = metrics_text(means, apart_from=(metric.name,))
     rows = [
         (f"final {metric.title}", with_balance(metric, final)),
@@ -92,7 +91,7 @@ def run_text(summary: Summary, folder: Path) -> str:
             if summary.source_share is None
             else share_text(summary.source_share, _HEAD if summary.strategy.get("rule") == ANALYTIC else _STEPS),
         ),
-        ("sources left out", silenced_in(summary.as_json())),
+        ("sources left out", silenced_in(known)),
         (f"{published_name(rules)} sent to sources", releases_text(summary.target_releases)),
         ("cosine", spread),
         ("target's privacy", spent_text(summary.target_privacy) if summary.target_privacy else ""),
@@ -128,11 +127,11 @@ def _next_command(summary: Summary, folder: Path) -> str:
 
 def result_rows(summary: Summary, report: str, then: str) -> list[tuple[str, str]]:
     """Return what a run ends with: the metric, what the federation gained, the report, and the next command if any."""
-    metric = chosen_metric(summary.as_json())
-    means = metrics_in({"accuracy": summary.target_accuracy, "metrics": summary.target_metrics})
+    known = summary.as_json()
+    metric, means = chosen_metric(known), metrics_in(known, "target_")
     return [
         (f"target {metric.title}", f"{metric.text(means.get(metric.name))} (mean of the last rounds, at most 5)"),
-        *gain_rows(summary.as_json()),
+        *gain_rows(known),
         ("report", report),
         *([("next", then)] if then else []),
     ]
@@ -140,8 +139,7 @@ def result_rows(summary: Summary, report: str, then: str) -> list[tuple[str, str
 
 def best_text(best: BestModel, metric: TaskMetric) -> str:
     """Describe which round had the best model on the validation rows, and name its file."""
-    of_rows = {"accuracy": best["validation_accuracy"], "metrics": best.get("validation_metrics")}
-    named = f"{metric.title} {with_balance(metric, metrics_in(of_rows))}"
+    named = f"{metric.title} {with_balance(metric, metrics_in(best, 'validation_'))}"
     return f"of round {best['round']}, {named} on the validation rows: {BEST_FILE}"
 
 
@@ -241,7 +239,7 @@ def help_text(summary: Mapping[str, Any]) -> str:
     metric = chosen_metric(summary)
     if adapted := _adapted_text(summary, metric):
         return adapted
-    means = metrics_in({"accuracy": summary.get("target_accuracy"), "metrics": summary.get("target_metrics")})
+    means = metrics_in(summary, "target_")
     differences = _differences(summary, metric)
     if not differences or metric.name not in means:
         return ""

@@ -316,7 +316,8 @@ def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None
         with task_code(type(task), "inputs_from"):
             rows = task.inputs_from(data)
     else:
-        rows = _features_at_target(task)
+        given, test = unlabelled_target(task)
+        rows = (test or given).features
     example: Inputs = in_memory(take(rows, slice(2)))
     if row_count(example) == 1:
         example = take(example, [0, 0])  # a batch of one is taken for a constant
@@ -327,18 +328,23 @@ def export(task: Task, model: nn.Module, form: str, out: Path, data: Path | None
         exported = prepared = PreparedTable(model, task.options)
         example, categories = prepared.columns_of(example), prepared.places
     flat = _Flat(exported, example).eval()
-    given, named_outputs = named_tensors(example, "features"), named_tensors(wanted, "outputs")
+    inputs, named_outputs = named_tensors(example, "features"), named_tensors(wanted, "outputs")
     with _quiet():
         if form == "onnx":
-            content, found = _onnx(flat, given, list(named_outputs), categories, _told(task))
+            told = {  # for programs: classes and features, in the order of their numbers
+                "task": f"{type(task).__module__}:{type(task).__qualname__}",
+                "classes": list(task.class_names()),
+                "features": list(task.feature_names()),
+            }
+            content, found = _onnx(flat, inputs, list(named_outputs), categories, told)
         else:
-            content, found = _torchscript(flat, given)
+            content, found = _torchscript(flat, inputs)
     for tensor, own in zip(found, named_outputs.values(), strict=True):
         if not np.allclose(tensor, own.numpy(), rtol=1e-4, atol=1e-5):
             raise ConfigError("--format", f"{form} does not give the outputs of the model, so nothing was written")
     replace_file(out, content)
-    inputs = [_described(name, tensor, is_text=name in categories) for name, tensor in given.items()]
-    return f"takes {', '.join(inputs)}; gives {', '.join(_described(*output) for output in named_outputs.items())}"
+    takes = [_described(name, tensor, is_text=name in categories) for name, tensor in inputs.items()]
+    return f"takes {', '.join(takes)}; gives {', '.join(_described(*output) for output in named_outputs.items())}"
 
 
 class _Flat(nn.Module):
@@ -358,23 +364,9 @@ class _Flat(nn.Module):
         return outputs if isinstance(outputs, Tensor) else tuple(named_tensors(outputs, "").values())
 
 
-def _features_at_target(task: Task) -> Inputs:
-    given, test = unlabelled_target(task)
-    return (test or given).features
-
-
 def _described(name: str, tensor: Tensor, *, is_text: bool = False) -> str:
     kind = "text" if is_text else str(tensor.dtype).removeprefix("torch.")
     return f"`{name}` ({', '.join(map(str, ('rows', *tensor.shape[1:])))}) {kind}"
-
-
-def _told(task: Task) -> dict[str, Any]:
-    """Return what a file says about the task, for programs: classes and features, in the order of their numbers."""
-    return {
-        "task": f"{type(task).__module__}:{type(task).__qualname__}",
-        "classes": list(task.class_names()),
-        "features": list(task.feature_names()),
-    }
 
 
 def _onnx(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from securefda import __version__
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, ProtocolError, SecureFdaError
 from securefda.operations.notes import Level, Note
-from securefda.operations.progress import Reporter, SourceReporter
+from securefda.operations.progress import PassingReporter, Reporter, SourceReporter
 from securefda.operations.records import RoundLine, SiteLine, round_seconds
 from securefda.operations.state import StateWriter, retrying_text, round_of, state_file
 from securefda.operations.summary_text import ANALYTIC, work_phase
@@ -123,7 +123,7 @@ class _RunLog:
         self.write("info", "ends: the run is over")
 
 
-class TargetWatch:
+class TargetWatch(PassingReporter):
     """The aggregator's reporter: passes everything on to ``shown``, logs and counts it, and keeps ``state`` true.
 
     The one that listens for sources sets ``ready`` while this is so; probes ask for it.
@@ -138,7 +138,8 @@ class TargetWatch:
         *,
         ready: threading.Event,
     ) -> None:
-        self._shown, self._run_log, self._metrics, self.state, self.ready = shown, run_log, metrics, state, ready
+        super().__init__(shown)
+        self._run_log, self._metrics, self.state, self.ready = run_log, metrics, state, ready
 
     def follow(self, run_id: Callable[[], str], connected: Callable[[], Collection[int]]) -> None:
         """Set the sources of what reports lack: the run's id (empty before there is one), and who is connected."""
@@ -189,7 +190,7 @@ class TargetWatch:
             self._metrics.noted(filed)
 
 
-class SourceWatch:
+class SourceWatch(PassingReporter):
     """A source's reporter of notes, of its connection, and with :meth:`rounds` of its rounds; ``state`` follows all.
 
     ``ready`` is set while the source is connected to an aggregator that it has joined; probes ask for it.
@@ -205,7 +206,8 @@ class SourceWatch:
         *,
         ready: threading.Event,
     ) -> None:
-        self._shown, self._run_log, self._metrics, self._target = shown, run_log, metrics, target
+        super().__init__(shown)
+        self._run_log, self._metrics, self._target = run_log, metrics, target
         self.state, self._ready = state, ready
         self._run, self._was_connected, self._has_joined, self._sent = "", False, False, "update"
         run_log.run_id = lambda: self._run
@@ -271,22 +273,10 @@ class SourceWatch:
         self._shown.note(note)
         self._run_log.note(note)
 
-    def round_started(self, round_number: int, rounds: int) -> None:
-        """Pass it on; a source hears of rounds through :meth:`rounds`."""
-        self._shown.round_started(round_number, rounds)
-
-    def phase(self, name: str, waiting_for: Sequence[str] = (), asked: int = 0) -> None:
-        """Pass it on."""
-        self._shown.phase(name, waiting_for, asked)
-
     def steps(self, site: str, done: int, of: int) -> None:
         """This source trains."""
         self._shown.steps(site, done, of)
         self.state.know(steps=done, steps_of=of)
-
-    def round_finished(self, line: RoundLine) -> None:
-        """Pass it on."""
-        self._shown.round_finished(line)
 
 
 class _SourceRounds:
