@@ -23,7 +23,7 @@ from securefda.tasks.classification import Classification
 from securefda.tasks.variation import shifted
 
 FEATURES_FILE = Path(__file__).with_name("digits_from_mnist.safetensors")
-"""Made by ``benchmarks/digit_features.py``."""
+"""Made by ``benchmarks/frozen_layers.py digits``."""
 
 _SIDE = 8
 _PIXELS = _SIDE * _SIDE

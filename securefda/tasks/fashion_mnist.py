@@ -34,7 +34,7 @@ _MAJORITY = (0, 1, 2)
 """T-shirts, trousers and pullovers."""
 
 FEATURES_FILE = Path(__file__).with_name("fashion_from_mnist.safetensors")
-"""Made by ``benchmarks/fashion_features.py``."""
+"""Made by ``benchmarks/frozen_layers.py fashion``."""
 
 _Rows = NDArray[np.int64]
 
