@@ -13,7 +13,7 @@ import math
 import stat
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -160,6 +160,12 @@ class TaskSettings:
                 near = get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known) or 'none'}"
                 raise ConfigError(f"task.options.{name}", "unknown option", hint=hint)
+
+    def require_sites(self, known: Collection[str], what: str) -> None:
+        """Raise ConfigError unless each site is a known one; ``what`` says in words what they all are."""
+        for site in (self.target, *self.sources):
+            if site not in known:
+                raise ConfigError("sites", f"{site} is no {what}", hint=f"known: {', '.join(known)}")
 
     def number(self, name: str, default: float, *, low: float, high: float) -> float:
         """Return option ``name`` as a float in [low, high]; raise ConfigError if it is anything else."""

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from securefda.errors import ConfigError
 from securefda.tasks.base import Samples, TaskSettings
 from securefda.tasks.classification import Classification
 from securefda.tasks.idx import SIDE, LabelledImages
@@ -72,10 +71,7 @@ class ColoredMnist(Classification):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         settings.reject_unknown_options("target-rows", "images")
-        for site in (settings.target, *settings.sources):
-            if site not in COLOUR_FLIPS:
-                known = ", ".join(COLOUR_FLIPS)
-                raise ConfigError("sites", f"{site} is no domain of ColoredMNIST", hint=f"known: {known}")
+        settings.require_sites(COLOUR_FLIPS, "domain of ColoredMNIST")
         self._target_rows = settings.count("target-rows", 18, low=2, high=60)
         self._set = settings.choice("images", "t10k", SETS)
         self._domains: dict[str, _Domain] = {}

@@ -83,9 +83,7 @@ class DigitDomains(Classification):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         settings.reject_unknown_options("rows", "test-rows", "target-rows", "width", "norm", "model")
-        for site in (settings.target, *settings.sources):
-            if site not in DOMAINS:
-                raise ConfigError("sites", f"{site} is no domain of digits", hint=f"known: {', '.join(DOMAINS)}")
+        settings.require_sites(DOMAINS, "domain of digits")
         train = settings.count("rows", _ROWS, low=100, high=_MOST_ROWS)
         test = settings.count("test-rows", _TEST_ROWS, low=50, high=_MOST_TEST_ROWS)
         self._rows: dict[Split, int] = {"train": train, "test": test}

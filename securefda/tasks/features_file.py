@@ -79,7 +79,7 @@ def read_features(path: Path) -> FeatureFile:
         raise DataError(str(path), f"is named neither *{' nor *'.join(SUFFIXES)}", hint=_HINT)
     try:
         tensors, entries = (_of_safetensors if path.suffix == SUFFIXES[0] else _of_npz)(content)
-        classes, rows = (tuple(map(text, items(json_value(entries.get(key, "[]"))))) for key in ("classes", "rows"))
+        classes, rows = (_names(entries.get(key, "[]")) for key in ("classes", "rows"))
     except Exception as error:  # whatever the libraries meet in a damaged file
         words = printable(" ".join(str(error).split()).partition(". ")[0][:200])
         why = f"is no {path.suffix} file of features, or it is damaged"
@@ -95,6 +95,10 @@ def _of_safetensors(content: bytes) -> tuple[Mapping[str, Tensor], Mapping[str, 
     tensors = safetensors.torch.load(content)  # which checks the header's length
     header = json_value(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return tensors, texts(header.get("__metadata__", {}))
+
+
+def _names(listed: str) -> tuple[str, ...]:
+    return tuple(text(entry) for entry in items(json_value(listed)))
 
 
 def _of_npz(content: bytes) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:

@@ -20,7 +20,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from securefda.disk import read_whole
-from securefda.errors import ConfigError, DataError, reading_hint
+from securefda.errors import DataError, reading_hint
 from securefda.tasks.base import Rows, Samples, Task, TaskSettings
 from securefda.tasks.metric_functions import class_metrics
 
@@ -89,9 +89,7 @@ class FedHeart(Task):
     def __init__(self, settings: TaskSettings) -> None:
         super().__init__(settings)
         settings.reject_unknown_options("target-fraction", "scaling")
-        for site in (settings.target, *settings.sources):
-            if site not in SHA256:
-                raise ConfigError("sites", f"{site} is no hospital of Fed-Heart", hint=f"known: {', '.join(SHA256)}")
+        settings.require_sites(SHA256, "hospital of Fed-Heart")
         default = 1.0 if settings.target == "switzerland" else _TARGET_FRACTION
         self._fraction = settings.number("target-fraction", default, low=0.01, high=1.0)
         self.separate_rows = settings.choice("scaling", "site", ("site", "public")) == "public"
