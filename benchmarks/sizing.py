@@ -229,7 +229,7 @@ def _session_formula(rounds: Iterable[Mapping[str, Any]], scale: Iterable[Mappin
         for fit in (float(factors @ _terms(sources, params)),)
     ]
     head = ("sources", "parameters", "measured was", "seconds", "formula", "formula is off by")
-    return f"{formula}\n\n{_markdown(head, rows)}"
+    return f"{formula}\n\n{markdown(head, rows)}"
 
 
 def _terms(sources: int, params: int) -> np.ndarray[Any, Any]:

@@ -313,7 +313,7 @@ def exit_codes() -> str:
 **Code 2 does not say whether the line is at fault, or a check failed.** Start the process with `--format json` to tell
 them apart by the `error_code` of its last line. `ConnectionFailed`, `Unreachable` and `HungUp` are about the line. For
 every code of a check that failed, alert a person, also if the process is started again. A source checks who the peer is
-at each start, before anything of its rows leaves. If it is another, the source ends with 19: no supervisor should start
+at each start, before anything of its rows leaves. If it is another, the source ends with 16: no supervisor should start
 it again.""",
         "## Error codes",
         """\

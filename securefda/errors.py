@@ -50,7 +50,7 @@ class ExitCode(IntEnum):
 
     VERSION = 15
     """A peer runs another build of securefda, which does not speak with this one."""
-    PEER = 19
+    PEER = 16
     """The peer is not the one in the roster, or it refuses this site."""
 
     INTERRUPTED = 130
