@@ -17,6 +17,7 @@ from securefda.errors import ConfigError, SecureFdaError
 from securefda.formats import FileFormat
 from securefda.operations.state import read_state
 from securefda.privacy.ledger import rows_of
+from securefda.protocol.build import WIRE_VERSION
 from securefda.protocol.roster import SignedRoster
 from securefda.site.certificates import parse_ca
 from securefda.site.kit import Manifest
@@ -192,6 +193,13 @@ def test_a_signature_without_the_policys_text_is_migrated_and_a_copy_is_kept(
     assert old_signature.read_bytes() == one(FORMATS / "1", "policy.sig").read_bytes()
     assert old_signature.with_name("policy.sig.format-0").read_bytes() == before
     assert main(["upgrade", "--check", str(files)]) == 0
+
+
+def test_a_program_reads_the_build_and_each_file(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["upgrade", "--check", str(files), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert (data["build"]["wire_version"], data["migrated"]) == (WIRE_VERSION, [])
+    assert {(one["verdict"], one["why"]) for one in data["files"]} == {("read", "")}
 
 
 def test_a_copy_that_is_kept_is_never_overwritten(files: Path, old_signature: Path) -> None:

@@ -24,16 +24,22 @@ def upgrade(
     0 if this release reads all files afterwards, with --check as they are now, else 1. Logs and ledgers are never
     changed.
     """
+    from securefda.protocol.build import Build
     from securefda.upgrade import examine, migrate, outcome
 
+    build = Build.own()
     migrated = [] if check else migrate(place)
     found = examine(place)
     rows = [
         (printable(one.file), one.what, "-" if one.number is None else str(one.number), str(one.verdict), one.why)
         for one in found
     ]
-    lines = [f"migrated {path}; the file as it was is {kept}" for path, kept in migrated]
+    lines = [
+        f"{build}: {', '.join(build.capabilities)}",
+        *(f"migrated {path}; the file as it was is {kept}" for path, kept in migrated),
+    ]
     data = {
+        "build": asdict(build),
         "files": [asdict(one) for one in found],
         "migrated": [{"file": str(path), "kept": str(kept)} for path, kept in migrated],
     }
