@@ -46,7 +46,7 @@ from securefda.site.config import (
     training_settings,
 )
 from securefda.site.config.sections import PARTS_OF_A_RUN, SessionSection
-from securefda.tasks import Samples, Task, TaskSettings, load_task, rows_of
+from securefda.tasks import Task, TaskSettings, load_task, rows_of
 from securefda.tasks.image_folder import ImageFolder
 from securefda.tasks.stand_in import FACTORY, StandIn
 from securefda.tasks.tabular import Tabular
@@ -276,7 +276,10 @@ class _Bench:
             self.counts = {one: len(rows_of(task, one, "train")) for one in sites}
             where = f"in {config.task.data_dir}" if config.task.data_dir else "that come with it"
             self.text = f"the task's own rows {where}, dealt out by another seed"
-        self.guess = _most_frequent(rows_of(task, config.federation.target, "test"))
+        test = rows_of(task, config.federation.target, "test")
+        labels, counts = torch.unique(test.labels, dim=0, return_counts=True)
+        self.guess = None if len(labels) > _MOST_LABELS else float(counts.max()) / len(test)
+        """The share of the most frequent label; None if there are too many labels for classes."""
         quick = training_settings(_with(self.own, dp=_noise_of(self.own, 1.0)))
         probe = rows_of(task, site.data.site_id, "train")
         require_separate_rows(task, build_model(task, derive_seed(0, "model")), probe, quick)
@@ -466,9 +469,3 @@ def _stand_in(
         section.factory,
         TaskSettings(settings.target, settings.sources, settings.seed, section.data_dir, section.options),
     )
-
-
-def _most_frequent(rows: Samples) -> float | None:
-    """Return the share of the most frequent label; None if there are too many labels for classes."""
-    labels, counts = torch.unique(rows.labels, dim=0, return_counts=True)
-    return None if len(labels) > _MOST_LABELS else float(counts.max()) / len(rows)

@@ -89,7 +89,15 @@ def run_processes(
 
             for note in make_ledgers(config, kits, seed):
                 reporter.note(note)
-        sites = [_start(site, files[site], folder, target == site, starter) for site in files]
+        sites = [
+            Child.start(
+                site,
+                ["aggregator" if site == target else "source", "start", "--config", str(file)],
+                folder.site(site),
+                starter,
+            )
+            for site, file in files.items()
+        ]
         try:
             _watch(sites, reporter)
         except ProcessFailed as error:
@@ -104,11 +112,6 @@ def run_processes(
         finally:
             _stop(sites)
         return finished_summary(folder.path)
-
-
-def _start(site: str, file: Path, folder: RunFolder, is_target: bool, starter: Starter) -> Child:
-    command = ["aggregator" if is_target else "source", "start", "--config", str(file)]
-    return Child.start(site, command, folder.site(site), starter)
 
 
 def _stop(sites: list[Child]) -> None:

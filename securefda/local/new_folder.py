@@ -16,6 +16,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image
 
@@ -47,6 +48,7 @@ _MOST_CLASSES = 20
 _NAMED_FILES = 3
 _TEST_SHARE, _LARGE_TEST_SHARE = 0.2, 0.4
 """The larger share is for targets with few rows, a fifth of which would say little about a model."""
+_Thing = TypeVar("_Thing")
 _GIT_IGNORE = "# Rows of patients do not belong into a repository, nor do private keys.\ndata/\nkits/\nruns/\n"
 
 
@@ -351,13 +353,18 @@ def _sites_of_table(file: Path, table: Table, read: TabularOptions, csv_format: 
     if len(table) < _FEWEST_ROWS:
         raise DataError(str(file), f"has {len(table)} rows, and four made-up sites need {_FEWEST_ROWS} at least")
     order = random.Random(0).sample(range(len(table)), len(table))  # noqa: S311 - deals out rows, and hides none
-    ends = [sum(_MADE_UP_SHARES[:place]) * len(order) // sum(_MADE_UP_SHARES) for place in range(FEWEST_SITES + 1)]
-    rows_of = {site: sorted(order[ends[n] : ends[n + 1]]) for n, site in enumerate(_MADE_UP_SITES)}
+    rows_of = {site: sorted(mine) for site, mine in _made_up(order).items()}
     note = (
         f"the four sites are made up: {DATA_FOLDER}/ holds a copy of the rows of {file.name}, dealt out by chance, so "
         f"no site differs from another. --site-column names a column that says where a row is from{others}"
     )
     return _dealt(table, read, csv_format, rows_of, target=_MADE_UP_SITES[0], note=note)
+
+
+def _made_up(things: Sequence[_Thing]) -> dict[str, Sequence[_Thing]]:
+    """Deal out shuffled things to the made-up sites."""
+    ends = [sum(_MADE_UP_SHARES[:place]) * len(things) // sum(_MADE_UP_SHARES) for place in range(FEWEST_SITES + 1)]
+    return {site: things[ends[place] : ends[place + 1]] for place, site in enumerate(_MADE_UP_SITES)}
 
 
 def _sites_of_column(table: Table, read: TabularOptions, csv_format: CsvFormat, name: str, target: str) -> _Sites:
@@ -469,8 +476,7 @@ def _made_up_images(images: Path, classes: Sequence[str]) -> _Sites:
         why = f"has {len(paths)} images, and four made-up sites need {_FEWEST_ROWS} at least"
         raise DataError(str(images), why, hint="add images, or sort them by site: DIR/SITE/CLASS/*.png")
     random.Random(0).shuffle(paths)  # noqa: S311 - deals out images, and hides none
-    ends = [sum(_MADE_UP_SHARES[:place]) * len(paths) // sum(_MADE_UP_SHARES) for place in range(FEWEST_SITES + 1)]
-    dealt = {site: paths[ends[place] : ends[place + 1]] for place, site in enumerate(_MADE_UP_SITES)}
+    dealt = _made_up(paths)
 
     def write(folder: Path) -> None:
         for site, mine in dealt.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from securefda.disk import read_file
 from securefda.errors import ConfigError, PolicyRefusal, SecureFdaError
 from securefda.protocol.header_checks import SessionLimits
-from securefda.protocol.messages import Header, Signed
+from securefda.protocol.messages import Header
 from securefda.site.config import FederationConfig, load_federation, strategy_of
 from securefda.site.kit import Kit, PolicyFile
 from securefda.site.policy import SourcePolicy, require_satisfiable
@@ -128,35 +128,24 @@ def kept_header(path: Path, kits: Sequence[Kit]) -> AskedHeaders:
     """Return a header that a source kept; the kits' roster identifies its participants.
 
     Raises:
-        ConfigError: as :func:`read_header` does.
-    """
-    header = read_header(path, None).body
-    for kit in kits:
-        read_header(path, kit)
-    if not kits:
-        return AskedHeaders((header,), {f"source {index}": index for index in header.participants}, has_names=False)
-    return AskedHeaders((header,), {entry.site_id: entry.index for entry in kits[0].roster.sources})
-
-
-def read_header(path: Path, kit: Kit | None) -> Signed[Header]:
-    """Read the signed header that a source kept when it refused it; with a kit, check that the target signed it.
-
-    Raises:
-        ConfigError: the file is missing, holds no header, or none of this kit's roster and target.
+        ConfigError: the file is missing, holds no header, or none of these kits' roster and target.
     """
     try:
         signed = decode_signed(read_file(path).data)
     except WireError as error:
         hint = "name a header that a source kept, or a FEDERATION.toml"
         raise ConfigError(str(path), f"holds no header: {error.detail}", hint=hint) from error
-    if not isinstance(signed.body, Header):
+    header = signed.body
+    if not isinstance(header, Header):
         raise ConfigError(str(path), f"holds a message {signed.type_name} and no header")
-    if kit is not None:
-        if signed.body.roster_digest != kit.roster.digest():
+    for kit in kits:
+        if header.roster_digest != kit.roster.digest():
             raise ConfigError(str(path), f"is of another roster than the kit's, epoch {kit.roster.epoch}")
         if not signed.verify(kit.roster.target.signing_key):
             raise ConfigError(str(path), f"is not signed by {kit.roster.target.site_id}")
-    return signed  # type: ignore[return-value]  # its body is a header
+    if not kits:
+        return AskedHeaders((header,), {f"source {index}": index for index in header.participants}, has_names=False)
+    return AskedHeaders((header,), {entry.site_id: entry.index for entry in kits[0].roster.sources})
 
 
 def verdicts_on(

@@ -185,7 +185,7 @@ class _Slices:
         """
         for answer in self._get([one.build.remote() for one in self._slices]):
             self.read(answer)
-        self._sites.stores.callback(self._close)
+        self._sites.stores.callback(lambda: self._get([one.close.remote() for one in self._slices]))
 
     def join(self, run_id: str) -> list[_Answer]:
         """Have all sources join a run; answers are in the order of the roster."""
@@ -229,9 +229,6 @@ class _Slices:
             hint = "if memory was short, name more --workers on more machines, or fewer sources"
             raise SecureFdaError(f"--engine ray: a process with sources has ended: {why}", hint=hint) from error
         return results
-
-    def _close(self) -> None:
-        self._get([one.close.remote() for one in self._slices])
 
 
 class _SlicedSimulation(Simulation):

@@ -203,7 +203,7 @@ def _check(
     except TrainingError as error:
         raise TaskCheckError(error) from error
     sites = tuple(
-        _check_unlabelled(task, SiteFound(site), settings, seed, labels=labels, adapts=adapts)
+        _check_unlabelled(task, site, settings, seed, labels=labels, adapts=adapts)
         if site == task.settings.target and labels is not TargetLabels.GIVEN
         else _check_site(task, site, settings, seed, policy=policies.get(site), rule=rule, adapts=adapts)
         for site, settings in trained.items()
@@ -271,7 +271,9 @@ def _check_site(
             )
         if settings.dp is not None:
             task.require_own_sides(site)
-            checked.notes += _try_noise(task, model, train, settings)
+            from securefda.privacy.private_training import cost_of, fitting  # with Opacus
+
+            checked.notes += cost_of(task, model, train, fitting(task, model, train, settings)).words()
         elif policy is not None and Rule.ANALYTIC in policy.allowed_rules and rule in (None, Rule.ANALYTIC):
             _compare_moments(SiteModel(task, site, train, settings, seed), policy, checked, planned=rule is not None)
     except SecureFdaError as error:
@@ -324,13 +326,13 @@ def _compare_moments(site: SiteModel, policy: SourcePolicy, found: SiteFound, *,
 
 
 def _check_unlabelled(
-    task: Task, found: SiteFound, settings: TrainingSettings, seed: int, *, labels: TargetLabels, adapts: bool
+    task: Task, site: str, settings: TrainingSettings, seed: int, *, labels: TargetLabels, adapts: bool
 ) -> SiteFound:
     """Try the task as :func:`_check_site` does, for a target whose labels are not used.
 
     Only with pseudo-labels is there a backward pass: the target does not train without.
     """
-    site = found.site
+    found = SiteFound(site)
     try:
         given, test = unlabelled_target(task)
         train = Unlabelled(given.features)
@@ -526,17 +528,6 @@ def _require_known_labels(where: str, rows: Samples, outputs: Inputs) -> None:
     if unknown.any():
         why = f"{int(unknown.sum())} of {len(rows)} labels are not among the model's {outputs.shape[1]} classes"
         raise DataError(where, why, hint="class numbers begin at 0")
-
-
-def _try_noise(task: Task, model: nn.Module, rows: Samples, settings: TrainingSettings) -> list[str]:
-    """Try a step of DP-SGD on a batch; nothing is charged. Return what a round costs, if that is much.
-
-    Raises:
-        TrainingError: DP-SGD cannot train this task.
-    """
-    from securefda.privacy.private_training import cost_of, fitting  # with Opacus
-
-    return cost_of(task, model, rows, fitting(task, model, rows, settings)).words()
 
 
 def _far_features(task: Task, rows: Rows) -> list[str]:
