@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from securefda.bench.accuracy.columns import Column
 from securefda.bench.accuracy.engines import ONE_BY_ONE, EngineSettings, run_all
 from securefda.bench.accuracy.federated import RunResult
 from securefda.bench.accuracy.plan import Planned, Request, level_keys, plan
@@ -216,11 +217,13 @@ def means(results: Results, metric: str = "") -> dict[str, Any]:
 
     It is the mean over the seeds, in percent where `RunResult.metrics` is; None if a target lacks a seed.
     """
+
+    def rounded(rule: str, column: Column) -> float | None:
+        mean = results.mean(rule, column, metric)
+        return None if mean is None else round(mean, 5)
+
     return {
-        rule: {
-            data: {column.name: _rounded(results.mean(rule, column, metric)) for column in results.columns_of(data)}
-            for data in results.data
-        }
+        rule: {data: {one.name: rounded(rule, one) for one in results.columns_of(data)} for data in results.data}
         for rule in results.rules
     }
 
@@ -229,10 +232,6 @@ def means_by_metric(results: Results) -> dict[str, Any]:
     """Return `means` of each metric that any run has, by its name."""
     names = dict.fromkeys(name for data in results.data for name in results.metrics_of(data))
     return {name: means(results, name) for name in names}
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
 
 
 def _json(value: object) -> str:

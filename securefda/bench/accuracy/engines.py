@@ -24,6 +24,7 @@ from securefda.errors import ConfigError
 from securefda.local.ray_engine import ray_engine
 
 _POLL_S = 0.2
+_USUAL_MINUTES = 240
 
 
 class EngineName(StrEnum):
@@ -159,19 +160,16 @@ def _slurm(folder: Path) -> Iterator[_Engine]:
         hint = "pip install 'securefda[slurm]', or leave --engine out"
         raise ConfigError("--engine slurm", "submitit is not installed", hint=hint) from error
     executor = submitit.AutoExecutor(folder=folder / "slurm")
-    executor.update_parameters(name="securefda", cpus_per_task=1, timeout_min=_most_minutes())
+    given = os.environ.get("SBATCH_TIMELIMIT", "")  # which sbatch itself reads
+    executor.update_parameters(
+        name="securefda", cpus_per_task=1, timeout_min=int(given) if given.isdecimal() else _USUAL_MINUTES
+    )
     engine = _Submitit(executor)
     try:
         yield engine
     finally:
         for job in engine.under_way:
             job.cancel()
-
-
-def _most_minutes(default: int = 240) -> int:
-    """Return the minutes that Slurm gives a run, from the variable that sbatch itself reads."""
-    given = os.environ.get("SBATCH_TIMELIMIT", "")
-    return int(given) if given.isdecimal() else default
 
 
 class _Submitit:

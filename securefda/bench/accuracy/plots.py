@@ -52,8 +52,8 @@ _ACROSS = 3
 _WIDE_RANGE = 10.0
 
 
-def write_plots(suite: Suite, results: Results, folder: Path, suffix: str = ".svg") -> list[Path]:
-    """Draw every plot of the suite for which there are runs; ``suffix`` may be that of another format.
+def write_plots(suite: Suite, results: Results, folder: Path) -> list[Path]:
+    """Draw every plot of the suite for which there are runs.
 
     Returns:
         The files: ``accuracy``, ``betas`` and ``selection``.
@@ -64,8 +64,8 @@ def write_plots(suite: Suite, results: Results, folder: Path, suffix: str = ".sv
         with mpl.rc_context(style(name)):
             figure = draw(suite, results)
             if figure is not None:
-                path = folder / f"{name}{suffix}"
-                figure.savefig(path, metadata={"Date": None} if suffix == ".svg" else None)
+                path = folder / f"{name}.svg"
+                figure.savefig(path, metadata={"Date": None})
                 written.append(path)
     return written
 

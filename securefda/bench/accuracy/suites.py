@@ -153,14 +153,14 @@ def _over(data: str, setting: str, values: tuple[float, ...]) -> tuple[Column, .
     return tuple(Column(data, f"{value:g}", (f"{setting}={value:g}",), targets, x=value) for value in values)
 
 
-def _grid(data: str) -> tuple[Column, ...]:
+def _grid() -> tuple[Column, ...]:
     """Return every shift with every number of labelled rows: d² grows with the one, and σ² falls with the other.
 
     Of the target's rows a tenth makes a step, so that all columns have rounds of ten steps.
     """
     return tuple(
         Column(
-            data,
+            "rbf",
             f"shift {shift:g}, {rows} rows",
             (
                 f"task.options.shift={shift}",
@@ -288,7 +288,7 @@ SUITES = {
     ),
     "rbf": Suite(
         title="Radial basis functions",
-        columns=_grid("rbf"),
+        columns=_grid(),
         rules=("source_only", "target_only", "warm_target", "fedda_auto", "fedgp_auto", "fedda", "fedgp", "auto"),
         plots=("selection",),
         bars=(SelectionHolds(),),

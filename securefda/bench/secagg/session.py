@@ -122,7 +122,10 @@ def measured_session(job: Job) -> SessionCosts:
         opened = session.run(encode_signed(header))
         session.costs.sources = sources.seconds()
     session.costs.survivors = tuple(sorted(opened.survivors))
-    session.costs.error = _error(job, opened)
+    (one,), total = opened.sums, np.zeros(job.params)
+    for index in opened.survivors:
+        total += update_of(job.site_ids[index - 1], job.params)
+    session.costs.error = float(np.max(np.abs(one.decoded.vector - total))) / len(opened.survivors)
     return session.costs
 
 
@@ -179,14 +182,6 @@ _STEPS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("r2_masked_inputs", agg.add_input, agg.close_inputs),
     ("r3_survivors", agg.add_signature, agg.close_signatures),
 )
-
-
-def _error(job: Job, opened: agg.OpenedSession) -> float:
-    (one,) = opened.sums
-    total = np.zeros(job.params)
-    for index in opened.survivors:
-        total += update_of(job.site_ids[index - 1], job.params)
-    return float(np.max(np.abs(one.decoded.vector - total))) / len(opened.survivors)
 
 
 def session_figures(sessions: Sequence[SessionCosts]) -> dict[str, Any]:
