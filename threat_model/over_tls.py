@@ -26,6 +26,7 @@ from securefda.audit.journal import MessageRecorder
 from securefda.bootstrap import Member, credentials_of, source_of_pin, transport_settings
 from securefda.operations.progress import SilentReporter
 from securefda.protocol.header_checks import quantisation
+from securefda.protocol.hybrid import RECOVERY_BYTES
 from securefda.protocol.messages import (
     NO_CONTEXT,
     NO_SESSION,
@@ -219,7 +220,11 @@ class _AttackersEnd:
             return 0
         header = adversary.heard.header
         in_clear = index in header.at(Visibility.INDIVIDUAL)
-        return 4 * adversary.seat.site.trainer.n_params if in_clear else quantisation(header).nbytes
+        if in_clear:
+            return 4 * adversary.seat.site.trainer.n_params
+        view, bundle = adversary.heard.views.get(index), adversary.heard.bundles.get(index)
+        peers = view.partners(bundle.body.nonce) if header.is_hybrid and view and bundle else ()
+        return quantisation(header).nbytes + RECOVERY_BYTES * len(peers)
 
     def farewell(self) -> list[Send]:
         """Return the goodbyes to all sources, as after a run that was completed."""

@@ -186,6 +186,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
         wanted = self.settings
         label: Any = wanted.visibility.label
         granularity: Any = wanted.norm_cap_granularity.label
+        agreed: Any = wanted.key_agreement.label
         policy = default_policy(
             label,
             wanted.min_others,
@@ -197,6 +198,7 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
             granularity=granularity,
             unfiltered_projection=not wanted.strategy.filter,
             norm_reports="colluders-may-see",
+            key_agreement=agreed,
         )
         changes: dict[str, Any] = {
             "release": policy.release.model_copy(update={"max_unfinished": self.max_unfinished}),

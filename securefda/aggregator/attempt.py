@@ -142,8 +142,9 @@ class Attempt:
         """Length of the vector that this source may upload now, in bytes; 0 for none."""
         if index in self._awaited_in_clear():
             return 4 * self.header.body.n_summed
-        in_time = isinstance(self._state, session_steps.CollectingInputs) and index in self._awaited_in_session()
-        return self._session.encoding.nbytes if in_time else 0
+        if isinstance(self._state, session_steps.CollectingInputs) and index in self._awaited_in_session():
+            return self._state.input_bytes(index)
+        return 0
 
     @property
     def _masking(self) -> bool:

@@ -277,6 +277,7 @@ def header_of(
         down_link=settings.down_link,
         gap_gradient_digest=gap_gradient,
         features=features,
+        key_agreement=settings.key_agreement,
     )
 
 
@@ -309,6 +310,7 @@ def schedule_of(run_id: bytes, settings: RunSettings, sources: int) -> Schedule 
         norm_cap_kappa=settings.kappa,
         norm_cap_granularity=settings.norm_cap_granularity,
         sources_keep=settings.sources_keep,
+        key_agreement=settings.key_agreement,
     )
 
 

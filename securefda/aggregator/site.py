@@ -23,7 +23,7 @@ from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.recording import model_file, rows_file
 from securefda.operations.records import RoundLine, RunStatus, Setting, Summary, summarise
-from securefda.protocol.messages import DownLink, Granularity, Signer, SourcesKeep, Visibility
+from securefda.protocol.messages import DownLink, Granularity, KeyAgreement, Signer, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
 from securefda.rules import Rule, Strategy, TargetLabels
@@ -123,7 +123,8 @@ class RunSettings:
     releases are accounted. ``learning_rate`` is the target's, before the factor of a round; ``patience`` is after how
     many rounds without a better model the run ends, 0 for never. ``sources_keep`` is what the sources keep of the model
     when the run is complete, ``down_link`` in what it travels to them. ``dropouts`` is the share of the sources
-    that may drop out of a session in which each has neighbours; None where all are neighbours.
+    that may drop out of a session in which each has neighbours; None where all are neighbours. ``key_agreement`` is
+    that of the sessions.
     """
 
     strategy: Strategy
@@ -148,6 +149,7 @@ class RunSettings:
     patience: int = 0
     down_link: DownLink = DownLink.FLOAT32
     dropouts: float | None = None
+    key_agreement: KeyAgreement = KeyAgreement.X25519_MLKEM768
 
     def __post_init__(self) -> None:
         if self.cohort_size == 0:
@@ -412,6 +414,7 @@ def settings_of(config: AggregatorConfig | FederationConfig, config_digest: byte
         patience=config.strategy.patience,
         down_link=DownLink[session.down_link.upper()],
         dropouts=None if session.graph == "complete" else session.dropouts,
+        key_agreement=KeyAgreement.named(session.key_agreement),
     )
 
 

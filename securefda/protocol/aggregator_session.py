@@ -14,8 +14,8 @@ from hashlib import sha256
 import numpy as np
 
 from securefda.errors import FaultySourceError, QuorumLost
-from securefda.protocol import agreement
-from securefda.protocol.agreement import KeyAgreementError
+from securefda.protocol import agreement, hybrid, share_boxes
+from securefda.protocol.agreement import CommitmentError, KeyAgreementError
 from securefda.protocol.encoding import Decoded, Quantisation, RangeAlarm
 from securefda.protocol.envelope_checks import envelope_fault
 from securefda.protocol.graph import Ring, complete
@@ -46,7 +46,9 @@ from securefda.protocol.messages import (
     Unmask,
 )
 from securefda.protocol.roster import Roster
-from securefda.protocol.session_checks import report_bytes, report_fault, report_readers
+from securefda.protocol.secret import Secret
+from securefda.protocol.session_checks import public_keys, report_bytes, report_fault, report_readers
+from securefda.protocol.share_boxes import box_bytes
 from securefda.protocol.transcript import (
     able_to_open,
     advertise_digest,
@@ -163,6 +165,45 @@ Totals = Mapping[frozenset[int], RingVector]
 
 
 @dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opens the pairwise masks of dropped sources, beside their master secrets, if the keys are hybrid.
+
+    Attributes:
+        ctx1: transcript hash, 32 bytes.
+        commitments: owner -> peer -> the commitment to the owner's half, 32 bytes.
+        values: sender -> peer -> the recovery value beside the sender's masked input, 32 bytes.
+    """
+
+    ctx1: bytes
+    commitments: Mapping[int, Mapping[int, bytes]]
+    values: Mapping[int, Mapping[int, bytes]] = field(default_factory=dict)
+
+    def halves(self, master: Secret, dropped: int, peer: int) -> tuple[Secret, Secret]:
+        """The halves of a dropped source and of a survivor.
+
+        Raises:
+            BrokenHalfError: one is not what its owner committed to.
+        """
+        own = hybrid.Half.of_master(master, owner=dropped, peer=peer, ctx1=self.ctx1)
+        try:
+            own.require(self.commitments[dropped][peer])
+        except CommitmentError:
+            raise BrokenHalfError(dropped, "SHARE_COMMITMENT") from None
+        try:
+            return own.half, own.recovered(self.values[peer][dropped], self.commitments[peer][dropped])
+        except CommitmentError:
+            raise BrokenHalfError(peer, "INPUT_RECOVERY") from None
+
+
+class BrokenHalfError(Exception):
+    """A half is not what ``owner`` (a roster index) committed to; ``check`` is the name of the check."""
+
+    def __init__(self, owner: int, check: str) -> None:
+        super().__init__(f"{check}: the half of index {owner}")
+        self.owner, self.check = owner, check
+
+
+@dataclass(frozen=True, slots=True)
 class CollectingKeys:
     """R0: waits for Advertise of U0."""
 
@@ -215,7 +256,19 @@ class CollectingInputs:
     ring: Ring
     u1: Mapping[int, Advertise]
     totals: Totals
+    recovery: Recovery | None
     received: Mapping[int, Signed[MaskedInput]]
+
+    def input_bytes(self, sender: int) -> int:
+        """Length of a source's masked input, with the recovery values behind it if the keys are hybrid."""
+        return self.session.encoding.nbytes + hybrid.RECOVERY_BYTES * len(self.recovered_by(sender))
+
+    def recovered_by(self, sender: int) -> frozenset[int]:
+        """The peers for whom a source sends recovery values: those with whom it masks. None unless keys are hybrid."""
+        if self.recovery is None:
+            return frozenset()
+        cohort = next(cohort for cohort in self.totals if sender in cohort)
+        return cohort & self.ring.neighbours(sender)
 
     @property
     def u2(self) -> frozenset[int]:
@@ -237,6 +290,7 @@ class _Summed:
     ring: Ring
     u1: Mapping[int, Advertise]
     totals: Totals
+    recovery: Recovery | None
     lists: Survivors
 
     @property
@@ -316,12 +370,13 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
     header = session.header.body
     session.admit(signed, session.ctx, header.masked, state.received, Advertise)
     # Found here, it is blamed on its sender; in the key list it would end the session of every other source.
-    known = {key for item in state.received.values() for key in (item.body.mask_key, item.body.box_key)}
-    if {signed.body.mask_key, signed.body.box_key} & known or signed.body.mask_key == signed.body.box_key:
+    known = {key for item in state.received.values() for key in public_keys(item.body)}
+    own = public_keys(signed.body)
+    if set(own) & known or len(set(own)) < len(own):
         raise FaultySourceError(session.name(signed.sender), "KEY_DUPLICATE")
     try:
-        for key in (signed.body.mask_key, signed.body.box_key):
-            agreement.check_public_key(key)
+        agreement.check_public_key(signed.body.mask_key)
+        share_boxes.check_box_key(header, signed.body.box_key)
     except KeyAgreementError as error:
         raise FaultySourceError(session.name(signed.sender), "KEY_INVALID", str(error)) from None
     fault = report_fault(signed.sender, signed.body, header)
@@ -410,8 +465,8 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
     if sorted(recipients) != sorted(state.ring.neighbours(signed.sender)):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
     header = state.session.header.body
-    readers, report = report_readers(header, signed.sender), report_bytes(header)
-    if any(len(box.box) != agreement.BOX_BYTES + report * (box.peer in readers) for box in signed.body.boxes):
+    readers, report, usual = report_readers(header, signed.sender), report_bytes(header), box_bytes(header)
+    if any(len(box.box) != usual + report * (box.peer in readers) for box in signed.body.boxes):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_BOX", "a box of another length")
     committed = state.u1[signed.sender].nonce_commitment
     if not nonce_fits(signed.body.nonce, committed, owner=signed.sender, ctx=state.session.ctx):
@@ -446,7 +501,16 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
     nonces = {index: state.received[index].body.nonce for index in u2}
     cohorts = cohorts_of(header, state.ctx1, nonces)
     totals = {cohort: np.zeros(session.encoding.length, np.uint32) for cohort in cohorts}
-    return CollectingInputs(session, members_context(state.ctx1, u2), state.ring, state.u1, totals, {}), deliveries
+    recovery = Recovery(state.ctx1, _commitments(state.received, u2)) if header.is_hybrid else None
+    ctx2 = members_context(state.ctx1, u2)
+    return CollectingInputs(session, ctx2, state.ring, state.u1, totals, recovery, {}), deliveries
+
+
+def _commitments(bundles: Mapping[int, Signed[ShareBundle]], u2: Collection[int]) -> dict[int, dict[int, bytes]]:
+    return {
+        owner: {box.peer: hybrid.commitment_in(box.box) for box in bundles[owner].body.boxes if box.peer in u2}
+        for owner in u2
+    }
 
 
 def add_input(
@@ -462,17 +526,23 @@ def add_input(
     session.admit(signed, state.ctx2, state.u2, state.received, MaskedInput)
     name = session.name(signed.sender)
     total = next(total for cohort, total in state.totals.items() if signed.sender in cohort)
-    if not len(vector) == signed.body.length_bytes == session.encoding.nbytes:
-        raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {session.encoding.nbytes}")
+    due = state.input_bytes(signed.sender)
+    if not len(vector) == signed.body.length_bytes == due:
+        raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes, not {due}")
     if sha256(vector).digest() != signed.body.digest:
         raise FaultySourceError(name, "INPUT_DIGEST")
+    vector, tail = memoryview(vector)[: session.encoding.nbytes], memoryview(vector)[session.encoding.nbytes :]
     try:
         masked = session.encoding.unpack(vector)
     except ValueError as error:
         raise FaultySourceError(name, "INPUT_PADDING", str(error)) from None
     # After all checks, since what was added cannot be taken out: no single input is kept.
     accumulate(total, masked)
-    return replace(state, received={**state.received, signed.sender: signed})
+    recovery = state.recovery
+    if recovery is not None:
+        values = hybrid.recovery_values(tail, state.recovered_by(signed.sender))
+        recovery = replace(recovery, values={**recovery.values, signed.sender: values})
+    return replace(state, recovery=recovery, received={**state.received, signed.sender: signed})
 
 
 def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[Survivors]]:
@@ -495,7 +565,9 @@ def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[
     inputs = tuple(state.received[index] for index in sorted(survivors))
     alive = tuple(Survivor(item.sender, item.body.digest) for item in inputs)
     lists = Survivors(alive, tuple(sorted(state.u2 - survivors)))
-    following = CollectingSignatures(session, state.ctx2, state.ring, state.u1, state.totals, lists, inputs, {})
+    following = CollectingSignatures(
+        session, state.ctx2, state.ring, state.u1, state.totals, state.recovery, lists, inputs, {}
+    )
     return following, session.sign(state.ctx2, lists)
 
 
@@ -525,7 +597,9 @@ def close_signatures(
     session.require_quorum("R3 consistency", state.received, state.survivors)
     session.require_holders("R3 consistency", state.ring, state.received, u2)
     asked = frozenset(state.received)
-    following = CollectingUnmask(session, state.ctx2, state.ring, state.u1, state.totals, state.lists, asked, {})
+    following = CollectingUnmask(
+        session, state.ctx2, state.ring, state.u1, state.totals, state.recovery, state.lists, asked, {}
+    )
     if session.header.body.graph is None:
         signatures = tuple(state.received[index] for index in sorted(state.received))
         return following, session.sign(state.ctx2, Consistency(signatures, state.inputs))
@@ -561,7 +635,8 @@ def close_unmask(state: CollectingUnmask) -> OpenedSession:
     Raises:
         QuorumLost: fewer than t answers, or too few from the holders of some member's shares.
         FaultySourceError: SHARE_COMMITMENT, the shares of a secret do not give the value that its owner committed to;
-            or RANGE, a sum is beyond any sum of honest inputs, in which case no single source can be named.
+            INPUT_RECOVERY, a survivor's recovery value for a dropped source does not give its half; or RANGE, a sum is
+            beyond any sum of honest inputs, in which case no single source can be named.
     """
     session = state.session
     session.require_quorum("R4 unmask", state.received, state.asked)
@@ -571,7 +646,9 @@ def close_unmask(state: CollectingUnmask) -> OpenedSession:
     except UnopenedError as error:
         detail = "its secret does not open: it dealt wrong shares, or holders sent wrong ones"
         raise FaultySourceError(session.name(error.owner), "SHARE_COMMITMENT", detail) from None
-    sums = tuple(_open_sum(state, opened, cohort) for cohort in state.totals if cohort & state.survivors)
+    # All seeds first: nothing is taken off a sum before every secret and every half is known to be right.
+    seeds = {cohort: _seeds(state, opened, cohort) for cohort in state.totals if cohort & state.survivors}
+    sums = tuple(_open_sum(state, cohort, *of_cohort) for cohort, of_cohort in seeds.items())
     digest = sha256()
     for cohort, total in state.totals.items():
         if cohort & state.survivors:
@@ -585,8 +662,10 @@ def close_unmask(state: CollectingUnmask) -> OpenedSession:
     return OpenedSession(session, state.survivors, dropped, sums, digest.digest(), tuple(faults))
 
 
-def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[int]) -> OpenedSum:
-    """Remove the masks from one cohort's sum, in place, and decode it."""
+def _seeds(
+    state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[int]
+) -> tuple[dict[int, Secret], dict[int, dict[int, Secret]]]:
+    """What removes the masks from one cohort's sum: seeds of self masks, and of pairwise masks of dropped sources."""
     session, survivors = state.session, cohort & state.survivors
     self_seeds = {
         index: agreement.self_seed(opened.self_secrets[index], own=index, ctx2=state.ctx2)
@@ -594,15 +673,43 @@ def _open_sum(state: CollectingUnmask, opened: OpenedSecrets, cohort: frozenset[
     }
     dropped = {}
     for index in sorted(cohort - survivors):
-        key = opened.pairs[index].loaded()
+        master = opened.masters[index]
+        key = agreement.mask_pair(master, own=index, ctx=session.ctx).loaded()
         dropped[index] = {
-            peer: agreement.pair_seed(key, state.u1[peer].mask_key, own=index, peer=peer, ctx2=state.ctx2)
+            peer: agreement.pair_seed(
+                key,
+                state.u1[peer].mask_key,
+                own=index,
+                peer=peer,
+                ctx2=state.ctx2,
+                halves=_halves(state, master, index, peer),
+            )
             for peer in sorted(survivors & state.ring.holders(index))
         }
-    total = state.totals[cohort]
+    return self_seeds, dropped
+
+
+def _open_sum(
+    state: CollectingUnmask,
+    cohort: frozenset[int],
+    self_seeds: Mapping[int, Secret],
+    dropped: Mapping[int, Mapping[int, Secret]],
+) -> OpenedSum:
+    """Remove the masks from one cohort's sum, in place, and decode it."""
+    session, survivors, total = state.session, cohort & state.survivors, state.totals[cohort]
     unmask(total, self_seeds=self_seeds, dropped=dropped, threads=session.threads)
     try:
         return OpenedSum(survivors, session.encoding.decode(total, len(survivors)))
     except RangeAlarm as error:
         names = " or ".join(session.name(index) for index in sorted(survivors))
         raise FaultySourceError(names, "RANGE", str(error)) from None
+
+
+def _halves(state: CollectingUnmask, master: Secret, dropped: int, peer: int) -> tuple[Secret, Secret] | None:
+    if state.recovery is None:
+        return None
+    try:
+        return state.recovery.halves(master, dropped, peer)
+    except BrokenHalfError as error:
+        detail = "its half of a pairwise mask is not the one that it committed to"
+        raise FaultySourceError(state.session.name(error.owner), error.check, detail) from None

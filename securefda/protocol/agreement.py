@@ -8,7 +8,7 @@ roster indices: the transcript binds the roster, and equal widths keep equal mes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from cryptography.exceptions import InvalidTag
@@ -42,6 +42,11 @@ class Label(Enum):
     SHARE_BOX = b"securefda/1/share-box"
     SELF_COMMITMENT = b"securefda/1/self-commitment"
     REPORT_COMMITMENT = b"securefda/1/report-commitment"
+    HYBRID_BOX = b"securefda/1/hybrid-box"
+    PAIR_SECRET = b"securefda/1/pair-secret"
+    PAIR_HALF = b"securefda/1/pair-half"
+    HALF_COMMITMENT = b"securefda/1/half-commitment"
+    HYBRID_PAIR_MASK = b"securefda/1/hybrid-pair-mask"
 
 
 class KeyAgreementError(ValueError):
@@ -80,9 +85,16 @@ def encode_index(index: int) -> bytes:
 
 
 def derive(
-    secret: Secret, *, salt: bytes, label: Label, parties: Sequence[int], block: int = 0, length: int = KEY_BYTES
+    secret: Secret,
+    *,
+    salt: bytes,
+    label: Label,
+    parties: Sequence[int],
+    block: int = 0,
+    length: int = KEY_BYTES,
+    bound: bytes = b"",
 ) -> Secret:
-    """HKDF-SHA256 of ``secret`` with info = (label, number of parties, their indices, block).
+    """HKDF-SHA256 of ``secret`` with info = (label, number of parties, their indices, block, and ``bound`` if any).
 
     Args:
         secret: input key material with at least 256 bits of entropy or of an X25519 exchange.
@@ -91,12 +103,13 @@ def derive(
         parties: roster indices in the order that the use defines: (own), (low, high) or (sender, recipient).
         block: which of several results of one purpose.
         length: bytes wanted.
+        bound: public bytes on which the result depends, too.
 
     Raises:
         ValueError: the salt is not 32 bytes, or an index does not fit.
     """
     _require_hash(salt)
-    info = encode_fields(label.value, len(parties), *parties, block)
+    info = encode_fields(label.value, len(parties), *parties, block, *([bound] if bound else []))
     kdf = HKDF(algorithm=hashes.SHA256(), length=length, salt=salt, info=info)
     return Secret(kdf.derive(secret.reveal()))
 
@@ -189,7 +202,14 @@ def box_key_pair(random_bytes: RandomBytes) -> KeyPair:
 
 
 def pair_seed(
-    own_pair: KeyPair | LoadedKey, peer_public: bytes, *, own: int, peer: int, ctx2: bytes, block: int = 0
+    own_pair: KeyPair | LoadedKey,
+    peer_public: bytes,
+    *,
+    own: int,
+    peer: int,
+    ctx2: bytes,
+    block: int = 0,
+    halves: tuple[Secret, Secret] | None = None,
 ) -> Secret:
     """Key s_ij of a pairwise mask, 32 bytes; both ends get the same one only if they agree on the whole transcript.
 
@@ -199,6 +219,7 @@ def pair_seed(
         own, peer: roster indices, different.
         ctx2: transcript hash over header, key list and share senders.
         block: number of the vector block, 0 for the first or only one.
+        halves: of ``own`` and of ``peer``, under the key agreement of :mod:`.hybrid`.
 
     Raises:
         KeyAgreementError: see :meth:`LoadedKey.exchange`.
@@ -207,8 +228,15 @@ def pair_seed(
     if own == peer:
         raise ValueError("a party has no pairwise mask with itself")
     # In one order at both ends: they need the same key, and the sign of the mask tells them apart.
-    parties = (min(own, peer), max(own, peer))
-    return derive(own_pair.exchange(peer_public), salt=ctx2, label=Label.PAIR_MASK, parties=parties, block=block)
+    parties, secret = (min(own, peer), max(own, peer)), own_pair.exchange(peer_public)
+    if halves is None:
+        return derive(secret, salt=ctx2, label=Label.PAIR_MASK, parties=parties, block=block)
+    low, high = halves if own < peer else reversed(halves)
+    together = Secret(low.reveal() + high.reveal() + secret.reveal())
+    seed = derive(together, salt=ctx2, label=Label.HYBRID_PAIR_MASK, parties=parties, block=block)
+    for one in (secret, together):
+        one.erase()
+    return seed
 
 
 def self_seed(self_secret: Secret, *, own: int, ctx2: bytes, block: int = 0) -> Secret:
@@ -234,9 +262,14 @@ def report_commitment(report: Secret, *, own: int, ctx: bytes) -> bytes:
 
 
 def _commitment(label: Label, secret: Secret, *, own: int, ctx: bytes) -> bytes:
+    return committed(label, ctx, own, secret.reveal())
+
+
+def committed(label: Label, ctx: bytes, *fields: bytes | int) -> bytes:
+    """SHA-256 over a label, a transcript hash and fields, 32 bytes; the last field is what is committed to."""
     _require_hash(ctx)
     digest = hashes.Hash(hashes.SHA256())
-    digest.update(encode_fields(label.value, ctx, own, secret.reveal()))
+    digest.update(encode_fields(label.value, ctx, *fields))
     return digest.finalize()
 
 
@@ -266,6 +299,8 @@ def check_self_secret(self_secret: Secret, *, owner: int, ctx: bytes, committed:
 class BoxAddress:
     """The address of a share box: the transcript (32 bytes) and the roster indices of its two ends.
 
+    ``commitment`` is to the sender's half of the pairwise mask, under the key agreement of :mod:`.hybrid`.
+
     Raises:
         ValueError: ctx1 is not 32 bytes, an index does not fit 4 bytes, or both ends are one party.
     """
@@ -273,11 +308,16 @@ class BoxAddress:
     ctx1: bytes
     sender: int
     recipient: int
+    commitment: bytes = b""
 
     def __post_init__(self) -> None:
         _require_hash(self.ctx1)
         if encode_index(self.sender) == encode_index(self.recipient):
             raise ValueError("a share box goes to another party")
+
+    def with_commitment(self, commitment: bytes) -> BoxAddress:
+        """The same address with the commitment to its sender's half."""
+        return replace(self, commitment=commitment)
 
     def header(self) -> bytes:
         """Fixed-length copy of the address inside the plaintext, 40 bytes."""
@@ -285,7 +325,8 @@ class BoxAddress:
 
     def associated_data(self) -> bytes:
         """The associated data that the box authenticates beside its content."""
-        return encode_fields(Label.SHARE_BOX.value, self.ctx1, self.sender, self.recipient)
+        bound = [self.commitment] if self.commitment else []
+        return encode_fields(Label.SHARE_BOX.value, self.ctx1, self.sender, self.recipient, *bound)
 
 
 @dataclass(frozen=True, slots=True)

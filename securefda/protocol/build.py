@@ -14,8 +14,8 @@ from securefda.protocol.envelope import expect
 WIRE_VERSION = 1
 """Rises with every change of a message, of what is signed, or of what a reader of it requires."""
 
-CAPABILITIES = ("sfda-sa-1", "sfda-sa-2")
-"""What a header may ask of every site of this wire version, in alphabetical order: the session suites."""
+CAPABILITIES = ("sfda-sa-1", "sfda-sa-2", "x25519", "x25519-mlkem768")
+"""What a header may ask of every site of this wire version, in alphabetical order: session suites, key agreements."""
 
 MAX_CAPABILITIES = 64
 _CAPABILITY = re.compile(r"[a-z0-9-]{1,64}")

@@ -54,6 +54,26 @@ class DownLink(_Labelled):
     FLOAT16 = 2
 
 
+class KeyAgreement(_Labelled):
+    """From which key agreement the keys of share boxes and pairwise masks derive."""
+
+    X25519 = 0
+    X25519_MLKEM768 = 1
+
+    @property
+    def label(self) -> str:
+        """The name in configuration files and logs."""
+        return super().label.replace("_", "-")
+
+    @classmethod
+    def named(cls, label: str) -> KeyAgreement:
+        """The one with this name. Raises ValueError: there is none."""
+        return cls(KEY_AGREEMENTS.index(label))
+
+
+KEY_AGREEMENTS = tuple(one.label for one in KeyAgreement)
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One named parameter tensor with its bounds.
@@ -213,6 +233,7 @@ class Header:
     Without it the session is one of SFDA-SA/1, in which all are neighbours.
 
     ``build`` is the aggregator's build of securefda.
+    ``key_agreement`` is that of the session, if there is one.
     """
 
     run_id: bytes
@@ -245,6 +266,7 @@ class Header:
     features: FeatureTerms | None = None
     graph: GraphTerms | None = None
     build: Build = field(default_factory=Build.own)
+    key_agreement: KeyAgreement = KeyAgreement.X25519
 
     def __post_init__(self) -> None:
         expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
@@ -314,6 +336,11 @@ class Header:
         sources, most of them not its neighbours, it has only the aggregator's word.
         """
         return self.sum_quorum if self.graph is None else min(self.sum_quorum, self.graph.threshold)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the session's keys are those of :mod:`securefda.protocol.hybrid`."""
+        return self.key_agreement is KeyAgreement.X25519_MLKEM768
 
     @property
     def norm_report_length(self) -> int:

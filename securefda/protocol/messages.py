@@ -50,6 +50,7 @@ from securefda.protocol.header import (
     Granularity,
     GraphTerms,
     Header,
+    KeyAgreement,
     Layer,
     NormCapTerms,
     RuleTerms,
@@ -82,6 +83,7 @@ __all__ = [  # from `envelope` and `header`; what is defined below is public as 
     "Granularity",
     "GraphTerms",
     "Header",
+    "KeyAgreement",
     "Layer",
     "NormCapTerms",
     "RuleTerms",
@@ -94,6 +96,9 @@ __all__ = [  # from `envelope` and `header`; what is defined below is public as 
 
 KEY_BYTES = 32
 """Length of a key of AES-256."""
+
+BOX_KEY_LENGTHS = (32, 1216)
+"""Bytes of a public box key: of X25519, and of X25519 with ML-KEM-768."""
 
 MAX_RULES = 64
 """Most rules of a schedule. A run uses a handful."""
@@ -162,7 +167,7 @@ class Schedule:
         modulus_bits: fewest that a header can have.
         n_max, max_samples, training_deadline_ms, phase_deadline_ms: as in the headers.
         norm_cap_kappa, norm_cap_granularity: of the norm cap at ``sum``; a kappa of 0 for none.
-        sources_keep: as in the headers.
+        sources_keep, key_agreement: as in the headers.
     """
 
     run_id: bytes
@@ -178,6 +183,7 @@ class Schedule:
     norm_cap_kappa: float
     norm_cap_granularity: Granularity
     sources_keep: SourcesKeep
+    key_agreement: KeyAgreement = KeyAgreement.X25519
 
     def __post_init__(self) -> None:
         expect_bytes(self.run_id, RUN_ID_BYTES, "run_id")
@@ -271,9 +277,10 @@ class Step(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Advertise:
-    """R0: the source's two X25519 public keys of this session, and commitments to what it reveals or shares later.
+    """R0: the source's two public keys of this session, and commitments to what it reveals or shares later.
 
-    ``report_commitment`` is to its norm report, which its share boxes hold; empty where it sends none.
+    The box key has a second part where the header asks for ML-KEM-768. ``report_commitment`` is to its norm report,
+    which its share boxes hold; empty where it sends none.
     """
 
     mask_key: bytes
@@ -283,8 +290,9 @@ class Advertise:
     report_commitment: bytes = b""
 
     def __post_init__(self) -> None:
-        for name in ("mask_key", "box_key", "self_mask_commitment", "nonce_commitment"):
+        for name in ("mask_key", "self_mask_commitment", "nonce_commitment"):
             expect_bytes(getattr(self, name), 32, name)
+        expect(len(self.box_key) in BOX_KEY_LENGTHS, f"box_key must be one of {BOX_KEY_LENGTHS} bytes")
         expect(len(self.report_commitment) in (0, 32), "report_commitment must be empty or 32 bytes")
 
 

@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.agreement import REPORT_OPENING_BYTES
+from securefda.protocol.agreement import KEY_BYTES, REPORT_OPENING_BYTES
 from securefda.protocol.envelope_checks import envelope_fault, require
 from securefda.protocol.graph import Ring
 from securefda.protocol.header_checks import SessionLimits
@@ -272,8 +272,14 @@ def _is_on_roll(item: Signed[Advertise], roll: Roll) -> bool:
 
 
 def _keys_differ(items: Iterable[Signed[Advertise]]) -> bool:
-    keys = [key for item in items for key in (item.body.mask_key, item.body.box_key)]
+    keys = [key for item in items for key in public_keys(item.body)]
     return len(set(keys)) == len(keys)
+
+
+def public_keys(advertise: Advertise) -> tuple[bytes, ...]:
+    """The public keys in an Advertise message, of X25519 and, behind that of the boxes, of ML-KEM-768."""
+    box_key, of_kem = advertise.box_key[:KEY_BYTES], advertise.box_key[KEY_BYTES:]
+    return (advertise.mask_key, box_key, *([of_kem] if of_kem else []))
 
 
 # --- norm reports -----------------------------------------------------------------------------------------------------

@@ -19,12 +19,19 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol import agreement
-from securefda.protocol.agreement import BoxAddress, BoxError, KeyAgreementError, LoadedKey, SharePair
+from securefda.protocol import agreement, share_boxes
+from securefda.protocol.agreement import (
+    BoxAddress,
+    BoxError,
+    CommitmentError,
+    KeyAgreementError,
+    SharePair,
+)
 from securefda.protocol.encoding import Quantisation
 from securefda.protocol.envelope_checks import envelope_fault, require
 from securefda.protocol.graph import Ring, complete
 from securefda.protocol.header_checks import SessionLimits
+from securefda.protocol.hybrid import Half
 from securefda.protocol.masking import RingVector, mask
 from securefda.protocol.messages import (
     Advertise,
@@ -68,6 +75,7 @@ from securefda.protocol.session_checks import (
     report_readers,
 )
 from securefda.protocol.shamir import split, x_of
+from securefda.protocol.share_boxes import OpenedBox, ShareBoxes
 from securefda.protocol.transcript import (
     Cohorts,
     cohort_with,
@@ -122,10 +130,11 @@ class SessionSecrets:
     Attributes:
         master: the masking keys follow from it; it is reconstructed if this source drops out.
         self_secret: the self mask follows from it; it is reconstructed if this source survives.
-        private: X25519 key that opens the boxes with shares.
+        private: key that opens the boxes with shares: X25519, with the seed of ML-KEM-768 behind it if it is hybrid.
         nonce: committed to in R0 and revealed before the shares, or with them.
         report: the norm report behind the random opening of its commitment; None without one.
         shares: owner -> the pair of shares that this source holds of its secrets; its own from R1 on, all from R2 on.
+        pair_secrets: peer -> the pair secret that came in its box, of :mod:`.hybrid`; until R2 is sent.
     """
 
     master: Secret
@@ -134,6 +143,7 @@ class SessionSecrets:
     nonce: Secret
     report: Secret | None = None
     shares: Mapping[int, SharePair] = field(default_factory=dict)
+    pair_secrets: Mapping[int, Secret] = field(default_factory=dict)
 
     def moved(self, shares: Mapping[int, SharePair] | None = None) -> SessionSecrets:
         """Hand what is left to the next phase, so that the one that is left cannot be entered again.
@@ -148,7 +158,8 @@ class SessionSecrets:
         held = {owner: pair.moved() for owner, pair in (self.shares if shares is None else shares).items()}
         report = None if self.report is None else self.report.moved()
         own = (self.master.moved(), self.self_secret.moved(), self.private.moved(), self.nonce.moved())
-        return SessionSecrets(*own, report, held)
+        pair_secrets = {peer: secret.moved() for peer, secret in self.pair_secrets.items()}
+        return SessionSecrets(*own, report, held, pair_secrets)
 
     def erase(self) -> None:
         """Overwrite all."""
@@ -161,6 +172,7 @@ class SessionSecrets:
             yield self.report
         for pair in self.shares.values():
             yield from (pair.master, pair.self_secret)
+        yield from self.pair_secrets.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +226,7 @@ class ReadyToMask:
     """
 
     session: Session
+    ctx1: bytes
     ctx2: bytes
     u1: Mapping[int, Advertise]
     cohorts: Cohorts
@@ -278,19 +291,19 @@ def advertise(
     index = session.signer.index
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
     # Not derived from the master: who opens that of a dropped source must not be able to open its boxes.
-    box_pair, nonce = agreement.box_key_pair(random_bytes), Secret.random(random_bytes)
+    private, nonce = share_boxes.private_key(session.header.body, random_bytes), Secret.random(random_bytes)
     opening = Secret(draw(random_bytes, agreement.REPORT_OPENING_BYTES) + report) if report else None
     own = session.sign(
         session.ctx,
         Advertise(
             mask_key=agreement.mask_pair(master, own=index, ctx=session.ctx).public,
-            box_key=box_pair.public,
+            box_key=share_boxes.boxes_of(session.header.body, private).public,
             self_mask_commitment=agreement.self_secret_commitment(self_secret, own=index, ctx=session.ctx),
             nonce_commitment=nonce_commitment(nonce.reveal(), own=index, ctx=session.ctx),
             report_commitment=agreement.report_commitment(opening, own=index, ctx=session.ctx) if opening else b"",
         ),
     )
-    secrets = SessionSecrets(master, self_secret, box_pair.private, nonce, opening)
+    secrets = SessionSecrets(master, self_secret, private, nonce, opening)
     # With a graph no norm cap holds, hence there is no report.
     return (AwaitingKeyList if session.header.body.graph is None else AwaitingRoll)(session, own, secrets), own
 
@@ -342,15 +355,15 @@ def _deal(ready: AwaitingShares, random_bytes: RandomBytes) -> tuple[AwaitingSha
     """
     session, me, secrets = ready.session, ready.session.signer.index, ready.secrets
     pairs, readers = _split(ready, random_bytes), report_readers(session.header.body, me)
-    box_private, boxes = LoadedKey.of(secrets.private), []
+    sealer, boxes = share_boxes.boxes_of(session.header.body, secrets.private), []
     for peer in sorted(set(ready.u1) - {me}):
         address, report = BoxAddress(ready.ctx1, me, peer), secrets.report if peer in readers else None
+        public = ready.u1[peer].box_key
         try:
-            key = agreement.sealing_key(box_private, ready.u1[peer].box_key, address)
+            box = sealer.seal(address, public, pairs[peer], report, master=secrets.master, random_bytes=random_bytes)
+            boxes.append(ShareBox(peer, box))
         except KeyAgreementError as error:
             raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
-        boxes.append(ShareBox(peer, agreement.seal_box(key, address, pairs[peer], random_bytes, report)))
-        key.erase()
     secrets.nonce.erase()
     following = replace(ready, secrets=secrets.moved({me: pairs.pop(me)}))
     for pair in pairs.values():
@@ -376,41 +389,40 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     cohorts = cohorts_of(header, state.ctx1, nonces) if header.graph is None else (u2,)
     check_own_cohort(cohorts, own_index=me, header=header, limits=limits)
     readers = report_readers(header, me)  # whose boxes hold a report for me: the same
-    secrets, key = state.secrets, LoadedKey.of(state.secrets.private)
-    opened = {box.peer: _open(state, key, box, with_report=box.peer in readers) for box in signed.body.boxes}
-    reports = {peer: report for peer, (_, report) in opened.items() if report}
+    secrets, opener = state.secrets, share_boxes.boxes_of(header, state.secrets.private)
+    opened = {box.peer: _open(state, opener, box, with_report=box.peer in readers) for box in signed.body.boxes}
+    reports = {
+        peer: box.report.reveal()[agreement.REPORT_OPENING_BYTES :] for peer, box in opened.items() if box.report
+    }
     if secrets.report is not None:
         reports[me] = secrets.report.reveal()[agreement.REPORT_OPENING_BYTES :]
         secrets.report.erase()
     secrets.private.erase()
-    shares = {**secrets.shares, **{peer: pair for peer, (pair, _) in opened.items()}}
-    ctx2 = members_context(state.ctx1, u2)
-    return ReadyToMask(session, ctx2, state.u1, cohorts, secrets.moved(shares), reports)
+    shares = {**secrets.shares, **{peer: box.shares for peer, box in opened.items()}}
+    pair_secrets = {peer: box.pair_secret for peer, box in opened.items() if box.pair_secret}
+    ctx2, secrets = members_context(state.ctx1, u2), replace(secrets, pair_secrets=pair_secrets)
+    return ReadyToMask(session, state.ctx1, ctx2, state.u1, cohorts, secrets.moved(shares), reports)
 
 
-def _open(
-    state: AwaitingShares, box_private: LoadedKey, box: DeliveredBox, *, with_report: bool
-) -> tuple[SharePair, bytes]:
-    """The shares in a box, and the norm report without its opening."""
+def _open(state: AwaitingShares, opener: ShareBoxes, box: DeliveredBox, *, with_report: bool) -> OpenedBox:
     session = state.session
     address = BoxAddress(state.ctx1, box.peer, session.signer.index)
     name = session.roster.by_index(box.peer).site_id
+    report = report_bytes(session.header.body) if with_report else 0
     try:
-        key = agreement.sealing_key(box_private, state.u1[box.peer].box_key, address)
-        pair, report = agreement.open_box(
-            key, address, box.box, report_bytes(session.header.body) if with_report else 0
-        )
-        key.erase()
+        opened = opener.open(address, state.u1[box.peer].box_key, box.box, report)
     except (BoxError, KeyAgreementError):
         detail = f"the box of {name} does not open: {name} or the aggregator altered it"
         raise FaultyAggregatorError("SHARE_BOX", detail, suspect=box.peer) from None
-    if report is None:
-        return pair, b""
-    committed = agreement.report_commitment(report, own=box.peer, ctx=session.ctx)
-    if not hmac.compare_digest(committed, state.u1[box.peer].report_commitment):
-        detail = f"the norm report of {name} is not the one that it committed to"
-        raise FaultyAggregatorError("SHARE_REPORT", detail, suspect=box.peer)
-    return pair, report.reveal()[agreement.REPORT_OPENING_BYTES :]
+    except CommitmentError:
+        detail = f"the pair secret of {name} is not the one that it committed to"
+        raise FaultyAggregatorError("SHARE_HALF", detail, suspect=box.peer) from None
+    if opened.report is not None:
+        committed = agreement.report_commitment(opened.report, own=box.peer, ctx=session.ctx)
+        if not hmac.compare_digest(committed, state.u1[box.peer].report_commitment):
+            detail = f"the norm report of {name} is not the one that it committed to"
+            raise FaultyAggregatorError("SHARE_REPORT", detail, suspect=box.peer)
+    return opened
 
 
 def masked_input(
@@ -426,24 +438,35 @@ def masked_input(
         encoding: as the header prescribes.
 
     Returns:
-        The next phase, the message, and the wire bytes of the masked input.
+        The next phase, the message, and the wire bytes of the masked input, with hybrid keys a recovery value for each
+        peer behind them.
     """
     session, me, secrets = state.session, state.session.signer.index, state.secrets
     own_pair = agreement.mask_pair(secrets.master, own=me, ctx=session.ctx)
     self_seed = agreement.self_seed(secrets.self_secret, own=me, ctx2=state.ctx2)
     own_key = own_pair.loaded()
-    try:
-        seeds = {
-            peer: agreement.pair_seed(own_key, state.u1[peer].mask_key, own=me, peer=peer, ctx2=state.ctx2)
-            for peer in sorted((cohort_with(me, state.cohorts) & set(secrets.shares)) - {me})
-        }
-    except KeyAgreementError as error:
-        raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
+    seeds: dict[int, Secret] = {}
+    recovery: list[bytes] = []
+    for peer in sorted((cohort_with(me, state.cohorts) & set(secrets.shares)) - {me}):
+        halves = None
+        if peer in secrets.pair_secrets:
+            own = Half.of_master(secrets.master, owner=me, peer=peer, ctx1=state.ctx1)
+            theirs = Half.of_pair_secret(secrets.pair_secrets[peer], owner=peer, peer=me, ctx1=state.ctx1)
+            halves, recovery = (own.half, theirs.half), [*recovery, own.recovery_value(theirs)]
+        try:
+            seeds[peer] = agreement.pair_seed(
+                own_key, state.u1[peer].mask_key, own=me, peer=peer, ctx2=state.ctx2, halves=halves
+            )
+        except KeyAgreementError as error:
+            raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
     mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds, threads=session.threads)
     # A second input under these masks would show how the two differ; without the keys there can be none.
-    for secret in (self_seed, own_pair.private, *seeds.values(), secrets.master, secrets.self_secret):
+    used = (secrets.master, secrets.self_secret, *secrets.pair_secrets.values())
+    for secret in (self_seed, own_pair.private, *seeds.values(), *used):
         secret.erase()
     packed = encoding.pack(encoded)
+    if recovery:
+        packed = memoryview(b"".join((packed, *recovery)))
     digest = sha256(packed).digest()
     message = session.sign(state.ctx2, MaskedInput(digest, len(packed)))
     return AwaitingSurvivors(session, state.ctx2, state.cohorts, secrets.moved(), digest), message, packed

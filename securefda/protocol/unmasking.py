@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from hashlib import sha256
 
 from securefda.protocol import agreement
-from securefda.protocol.agreement import CommitmentError, KeyPair
+from securefda.protocol.agreement import CommitmentError
 from securefda.protocol.messages import Advertise, SelfMaskShare, Unmask
 from securefda.protocol.secret import Secret
 from securefda.protocol.shamir import PRIME, LagrangeAtZero, ShareError, element_of, evaluate, x_of
@@ -121,13 +121,13 @@ class UnopenedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OpenedSecrets:
-    """The self mask secrets of survivors, the mask pairs of dropped sources, and whose shares were wrong.
+    """The self mask secrets of survivors, the master secrets of dropped sources, and whose shares were wrong.
 
     ``wrong_shares`` maps a holder to the owners of the secrets of which it sent a wrong share (roster indices).
     """
 
     self_secrets: Mapping[int, Secret]
-    pairs: Mapping[int, KeyPair]
+    masters: Mapping[int, Secret]
     wrong_shares: Mapping[int, frozenset[int]]
 
 
@@ -153,7 +153,7 @@ def open_secrets(
         return LagrangeAtZero.over(xs[:threshold]), _Parity.over(xs, threshold, sent)
 
     self_secrets: dict[int, Secret] = {}
-    pairs: dict[int, KeyPair] = {}
+    masters: dict[int, Secret] = {}
     wrong_shares: dict[int, frozenset[int]] = {}
     for (owner, is_self_mask), shares in _by_owner(answers).items():
         own = advertised[owner]
@@ -163,13 +163,10 @@ def open_secrets(
         else:
             check = partial(agreement.opened_mask_pair, owner=owner, ctx=ctx, advertised=own.mask_key)
         secret, wrong = _open_one(owner, shares, *over(tuple(sorted(shares))), check)
-        if is_self_mask:
-            self_secrets[owner] = secret
-        else:
-            pairs[owner] = agreement.mask_pair(secret, own=owner, ctx=ctx)
+        (self_secrets if is_self_mask else masters)[owner] = secret
         for x in wrong:
             wrong_shares[x - 1] = wrong_shares.get(x - 1, frozenset()) | {owner}
-    return OpenedSecrets(self_secrets, pairs, wrong_shares)
+    return OpenedSecrets(self_secrets, masters, wrong_shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,6 +345,7 @@ _BODIES = {
         features=_part(_FEATURES, "optional"),
         graph=_part(_GRAPH, "optional"),
         build=_part(_BUILD, "required"),
+        key_agreement=_enum(m.KeyAgreement),
     ),
     "advertise": _Form(m.Advertise, pb.Advertise),
     "key_list": _Form(m.KeyList, pb.KeyList, advertisements=_list(_signed_as(m.Advertise))),
@@ -391,6 +392,7 @@ _BODIES = {
         rules=_list(_part(_RULE), m.MAX_RULES),
         norm_cap_granularity=_enum(m.Granularity),
         sources_keep=_enum(m.SourcesKeep),
+        key_agreement=_enum(m.KeyAgreement),
     ),
 }
 """By the envelope's field for it, the form of each body."""

@@ -107,6 +107,26 @@ STEP_RESULT: Step.ValueType  # 8
 """Reading the result."""
 Global___Step: _TypeAlias = Step  # noqa: Y015
 
+class _KeyAgreement:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KeyAgreementEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KeyAgreement.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KEY_AGREEMENT_X25519: _KeyAgreement.ValueType  # 0
+    """X25519; this value of 0 is valid, and not written."""
+    KEY_AGREEMENT_X25519_MLKEM768: _KeyAgreement.ValueType  # 1
+    """X25519 and ML-KEM-768: both would have to be broken."""
+
+class KeyAgreement(_KeyAgreement, metaclass=_KeyAgreementEnumTypeWrapper):
+    """From what the keys of share boxes and pairwise masks derive."""
+
+KEY_AGREEMENT_X25519: KeyAgreement.ValueType  # 0
+"""X25519; this value of 0 is valid, and not written."""
+KEY_AGREEMENT_X25519_MLKEM768: KeyAgreement.ValueType  # 1
+"""X25519 and ML-KEM-768: both would have to be broken."""
+Global___KeyAgreement: _TypeAlias = KeyAgreement  # noqa: Y015
+
 class _DownLink:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -114,7 +134,7 @@ class _DownLink:
 class _DownLinkEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DownLink.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DOWN_LINK_FLOAT32: _DownLink.ValueType  # 0
-    """4 bytes, little-endian; the only enum value of 0 that is valid, and not written."""
+    """4 bytes, little-endian; this value of 0 is valid, and not written."""
     DOWN_LINK_BFLOAT16: _DownLink.ValueType  # 1
     """The upper 2 bytes of a float32, little-endian; the lower two are 0."""
     DOWN_LINK_FLOAT16: _DownLink.ValueType  # 2
@@ -124,7 +144,7 @@ class DownLink(_DownLink, metaclass=_DownLinkEnumTypeWrapper):
     """In what a vector travels to the sources. Digests are those of float32 in any case."""
 
 DOWN_LINK_FLOAT32: DownLink.ValueType  # 0
-"""4 bytes, little-endian; the only enum value of 0 that is valid, and not written."""
+"""4 bytes, little-endian; this value of 0 is valid, and not written."""
 DOWN_LINK_BFLOAT16: DownLink.ValueType  # 1
 """The upper 2 bytes of a float32, little-endian; the lower two are 0."""
 DOWN_LINK_FLOAT16: DownLink.ValueType  # 2
@@ -241,7 +261,7 @@ class Envelope(_message.Message):
     NEIGHBOURS_FIELD_NUMBER: _builtins.int
     NEIGHBOUR_CONSISTENCY_FIELD_NUMBER: _builtins.int
     suite: _builtins.int
-    """Cryptographic suite; 1 = Ed25519, X25519, HKDF-SHA256, AES-256."""
+    """Cryptographic suite; 1 = Ed25519, HKDF-SHA256, AES-256, and the key agreement that the header names."""
     session_id: _builtins.bytes
     """Random name of the masking session; 32 bytes, all zero outside a session."""
     sender: _builtins.int
@@ -709,6 +729,7 @@ class Header(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     GRAPH_FIELD_NUMBER: _builtins.int
     BUILD_FIELD_NUMBER: _builtins.int
+    KEY_AGREEMENT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Random name of the run; 16 bytes."""
     round: _builtins.int
@@ -753,6 +774,8 @@ class Header(_message.Message):
     """Digest of the gradient of the gap statistic with respect to the model (float32, little-endian), which travels as the
     second attachment to those at level sum under "fada_attention" with first-order gains; 32 bytes, or 0 elsewhere.
     """
+    key_agreement: Global___KeyAgreement.ValueType
+    """From what the keys of the session's share boxes and pairwise masks derive."""
     @_builtins.property
     def levels(self) -> _containers.RepeatedScalarFieldContainer[Global___Visibility.ValueType]:
         """What the aggregator sees of each participant, in their order; as many as participants."""
@@ -825,10 +848,11 @@ class Header(_message.Message):
         features: Global___FeatureTerms | None = ...,
         graph: Global___GraphTerms | None = ...,
         build: Global___Build | None = ...,
+        key_agreement: Global___KeyAgreement.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "features", b"features", "graph", b"graph", "norm_cap", b"norm_cap", "rule", b"rule", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "build", b"build", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "down_link", b"down_link", "features", b"features", "gap_gradient_digest", b"gap_gradient_digest", "graph", b"graph", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_digest", b"architecture_digest", "attempt", b"attempt", "build", b"build", "cohort_quorum", b"cohort_quorum", "cohort_size", b"cohort_size", "down_link", b"down_link", "features", b"features", "gap_gradient_digest", b"gap_gradient_digest", "graph", b"graph", "key_agreement", b"key_agreement", "layers", b"layers", "levels", b"levels", "max_samples", b"max_samples", "metrics", b"metrics", "model_digest", b"model_digest", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap", b"norm_cap", "participants", b"participants", "phase_deadline_ms", b"phase_deadline_ms", "previous_checkpoint", b"previous_checkpoint", "previous_result_digest", b"previous_result_digest", "roster_digest", b"roster_digest", "round", b"round", "rule", b"rule", "run_id", b"run_id", "sources_keep", b"sources_keep", "sum_quorum", b"sum_quorum", "target", b"target", "threshold", b"threshold", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -916,7 +940,7 @@ class Advertise(_message.Message):
     mask_key: _builtins.bytes
     """X25519 public key of the pairwise masks; 32 bytes."""
     box_key: _builtins.bytes
-    """X25519 public key of the share boxes; 32 bytes."""
+    """Public key of the share boxes; X25519, 32 bytes, and with ML-KEM-768 1184 bytes of that behind it."""
     self_mask_commitment: _builtins.bytes
     """Commitment to the self mask seed; 32 bytes."""
     nonce_commitment: _builtins.bytes
@@ -1764,6 +1788,7 @@ class Schedule(_message.Message):
     NORM_CAP_KAPPA_FIELD_NUMBER: _builtins.int
     NORM_CAP_GRANULARITY_FIELD_NUMBER: _builtins.int
     SOURCES_KEEP_FIELD_NUMBER: _builtins.int
+    KEY_AGREEMENT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.bytes
     """Of the run; 16 bytes."""
     rounds: _builtins.int
@@ -1788,6 +1813,8 @@ class Schedule(_message.Message):
     """Whether it holds in each layer or for the model as a whole."""
     sources_keep: Global___SourcesKeep.ValueType
     """What the sources keep of the model when the run is complete."""
+    key_agreement: Global___KeyAgreement.ValueType
+    """As in the headers."""
     @_builtins.property
     def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuleTerms]:
         """Every rule, with its settings, that a header can have; 1 to 64, all different."""
@@ -1808,10 +1835,11 @@ class Schedule(_message.Message):
         norm_cap_kappa: _builtins.float = ...,
         norm_cap_granularity: Global___Granularity.ValueType = ...,
         sources_keep: Global___SourcesKeep.ValueType = ...,
+        key_agreement: Global___KeyAgreement.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "learning_rate", b"learning_rate", "max_samples", b"max_samples", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap_granularity", b"norm_cap_granularity", "norm_cap_kappa", b"norm_cap_kappa", "phase_deadline_ms", b"phase_deadline_ms", "rounds", b"rounds", "rules", b"rules", "run_id", b"run_id", "sources_keep", b"sources_keep", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip", b"clip", "key_agreement", b"key_agreement", "learning_rate", b"learning_rate", "max_samples", b"max_samples", "modulus_bits", b"modulus_bits", "n_max", b"n_max", "norm_cap_granularity", b"norm_cap_granularity", "norm_cap_kappa", b"norm_cap_kappa", "phase_deadline_ms", b"phase_deadline_ms", "rounds", b"rounds", "rules", b"rules", "run_id", b"run_id", "sources_keep", b"sources_keep", "training_deadline_ms", b"training_deadline_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

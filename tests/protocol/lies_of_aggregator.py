@@ -13,12 +13,14 @@ from typing import Any
 from cohort import TARGET, AnySigned, Bytes, Cohort, forged, resigned, signer
 
 from securefda.protocol import agreement
-from securefda.protocol.agreement import BoxAddress, SharePair
+from securefda.protocol.agreement import BOX_BYTES, BoxAddress, SharePair
+from securefda.protocol.hybrid import BoxKey, Half
 from securefda.protocol.messages import (
     Abort,
     Advertise,
     DeliveredBox,
     Granularity,
+    KeyAgreement,
     KeyList,
     NormCapTerms,
     ShareDelivery,
@@ -203,6 +205,37 @@ def _other_report(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBo
     return [replace(sealed, box=box) if sealed.peer == COLLUDER else sealed for sealed in boxes]
 
 
+def _with_kem_key_of(items: list[AnySigned]) -> list[AnySigned]:
+    """The colluder's box key has the part of ML-KEM-768 of another source."""
+    own, other = _by(COLLUDER, items).body.box_key, items[0].body.box_key
+    return _of_colluder(items, box_key=own[:32] + other[32:])
+
+
+def _flip_of_first(place: int) -> Callable[[Cohort, AnySigned], AnySigned]:
+    return _boxes(lambda c, b: [_flipped(b[0], place), *b[1:]])
+
+
+def _cut_to_x25519(box: DeliveredBox) -> DeliveredBox:
+    return replace(box, box=box.box[:BOX_BYTES])
+
+
+def _other_pair_secret(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBox]:
+    """The colluder seals to the victim another pair secret than it committed to, in a box that opens."""
+    phase = cohort.phases[COLLUDER]
+    half = Half.of_master(phase.secrets.master, owner=COLLUDER, peer=VICTIM, ctx1=phase.ctx1)
+    address = BoxAddress(phase.ctx1, COLLUDER, VICTIM, half.commitment)
+    key, ciphertext = BoxKey.of(phase.secrets.private).encapsulate(phase.u1[VICTIM].box_key, address)
+    nothing, extra = SharePair(Secret(bytes(33)), Secret(bytes(33))), bytes(32 + report_bytes(cohort.header.body))
+    box = agreement.seal_box(key, address, nothing, Bytes("other half"), Secret(extra))
+    sealed = ciphertext + half.commitment + box
+    return [replace(one, box=sealed) if one.peer == COLLUDER else one for one in boxes]
+
+
+def _kem_key(part: bytes) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """The colluder's box key with another part of ML-KEM-768 behind that of X25519."""
+    return _keys(lambda c, a: _of_colluder(a, box_key=a[2].body.box_key[:32] + part))
+
+
 SHARE_LIES = [
     Lie("SHARE_DUPLICATE", "one box twice", DELIVERY, _boxes(lambda c, b: [*b, b[0]])),
     Lie("SHARE_SENDER", "box from myself", DELIVERY, _boxes(lambda c, b: [*b, replace(b[0], peer=VICTIM)])),
@@ -218,6 +251,20 @@ SHARE_LIES = [
     Lie("SHARE_BOX", "box for another", DELIVERY, _boxes(_for_another)),
     Lie("SHARE_BOX", "two boxes exchanged", DELIVERY, _boxes(lambda c, b: _exchanged(b))),
     Lie("SHARE_REPORT", "another norm report than a colluder committed to", DELIVERY, _boxes(_other_report)),
+]
+
+HYBRID: Mapping[str, Any] = {"changes": {"key_agreement": KeyAgreement.X25519_MLKEM768}}
+HYBRID_LIES = [
+    Lie("KEY_DUPLICATE", "ML-KEM key of another", KEY_LIST, _keys(lambda c, a: _with_kem_key_of(a)), HYBRID),
+    Lie("KEY_INVALID", "no key of ML-KEM", KEY_LIST, _kem_key(b""), HYBRID),
+    Lie("KEY_INVALID", "a key of ML-KEM with numbers beyond the field", KEY_LIST, _kem_key(b"\xff" * 1184), HYBRID),
+    *(
+        Lie("SHARE_BOX", f"bit flipped at {place} in {what}", DELIVERY, _flip_of_first(place), HYBRID)
+        for place, what in ((0, "the ciphertext"), (1087, "the ciphertext"), (1088, "the commitment"), (-1, "the box"))
+    ),
+    Lie("SHARE_BOX", "cut to a box of X25519", DELIVERY, _boxes(lambda c, b: [_cut_to_x25519(b[0]), *b[1:]]), HYBRID),
+    Lie("SHARE_BOX", "two hybrid boxes exchanged", DELIVERY, _boxes(lambda c, b: _exchanged(b)), HYBRID),
+    Lie("SHARE_HALF", "another pair secret than a colluder committed to", DELIVERY, _boxes(_other_pair_secret), HYBRID),
 ]
 
 
@@ -364,4 +411,4 @@ RESULT_LIES = [
     Lie("RESULT_COUNT", "over one less", RESULT, lambda c, m: resigned(m, replace(m.body, count=m.body.count - 1))),
 ]
 
-LIES = [*KEY_LIES, *SHARE_LIES, *LIST_LIES, *LEVEL_LIES, *SIGNATURE_LIES, *RESULT_LIES]
+LIES = [*KEY_LIES, *SHARE_LIES, *HYBRID_LIES, *LIST_LIES, *LEVEL_LIES, *SIGNATURE_LIES, *RESULT_LIES]

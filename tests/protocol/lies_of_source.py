@@ -9,7 +9,8 @@ from typing import Any
 from cohort import TARGET, AnySigned, Cohort, forged, resigned, signer
 from lies_of_aggregator import STRANGER
 
-from securefda.protocol.messages import Abort, MasterShare, SelfMaskShare, Step, SurvivorSignature, Unmask
+from securefda.protocol.agreement import BOX_BYTES
+from securefda.protocol.messages import Abort, KeyAgreement, MasterShare, SelfMaskShare, Step, SurvivorSignature, Unmask
 
 LIAR, DROPPED = 4, 5
 KEYS, SHARES, INPUT, SIGNATURE, UNMASK = range(5)
@@ -87,6 +88,41 @@ def _length(by: int) -> Callable[[Cohort, AnySigned], AnySigned]:
     return lambda c, m: resigned(m, replace(m.body, length_bytes=m.body.length_bytes + by))
 
 
+def _other_kem_key(cohort: Cohort, message: AnySigned) -> bytes:
+    other = next(iter(cohort.aggregator.received.values()))
+    return bytes(message.body.box_key[:32] + other.body.box_key[32:])
+
+
+HYBRID: Mapping[str, Any] = {"changes": {"threshold": 4, "key_agreement": KeyAgreement.X25519_MLKEM768}}
+HYBRID_LIES = [
+    SourceLie("KEY_DUPLICATE", "ML-KEM key of another", KEYS, _keys(box_key=_other_kem_key), setup=HYBRID),
+    SourceLie("KEY_INVALID", "no key of ML-KEM", KEYS, _keys(box_key=lambda c, m: m.body.box_key[:32]), setup=HYBRID),
+    SourceLie(
+        "KEY_INVALID",
+        "a key of ML-KEM with numbers beyond the field",
+        KEYS,
+        _keys(box_key=lambda c, m: m.body.box_key[:32] + b"\xff" * 1184),
+        setup=HYBRID,
+    ),
+    SourceLie(
+        "KEY_INVALID",
+        "box key of low order before one of ML-KEM",
+        KEYS,
+        _keys(box_key=lambda c, m: bytes(32) + m.body.box_key[32:]),
+        setup=HYBRID,
+    ),
+    SourceLie(
+        "SHARE_BOX",
+        "a box of X25519",
+        SHARES,
+        _boxes(lambda b: [replace(b[0], box=b[0].box[:BOX_BYTES]), *b[1:]]),
+        setup=HYBRID,
+    ),
+    SourceLie("INPUT_LENGTH", "without recovery values", INPUT, _honest, lambda v: v[: -5 * 32], setup=HYBRID),
+    SourceLie("INPUT_DIGEST", "another recovery value", INPUT, _honest, lambda v: v[:-1] + b"\0", setup=HYBRID),
+]
+
+
 LIES = [
     SourceLie("KEY_DUPLICATE", "one key for both uses", KEYS, _keys(box_key=lambda c, m: m.body.mask_key)),
     SourceLie("KEY_DUPLICATE", "mask key of another", KEYS, _keys(mask_key=_key_of_another)),
@@ -110,6 +146,7 @@ LIES = [
     SourceLie(
         "SURVIVORS_DIGEST", "signs other lists", SIGNATURE, lambda c, m: resigned(m, SurvivorSignature(STRANGER))
     ),
+    *HYBRID_LIES,
     SourceLie("UNMASK_SHARES", "a survivor left out", UNMASK, _shares(lambda s: s[1:])),
     SourceLie("UNMASK_SHARES", "a dropped source left out", UNMASK, _shares(lambda s: s[:-1])),
     SourceLie("UNMASK_SHARES", "a stranger's share", UNMASK, _shares(lambda s: [*s, replace(s[0], owner=TARGET)])),

@@ -32,6 +32,7 @@ from securefda.protocol.messages import (
     Cosigned,
     DeliveredBox,
     Header,
+    KeyAgreement,
     KeyList,
     Layer,
     MaskedInput,
@@ -49,6 +50,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.secret import Secret
 from securefda.protocol.session_checks import report_bytes, report_readers
+from securefda.protocol.share_boxes import boxes_of, private_key
 from securefda.protocol.transcript import nonce_commitment
 from securefda.transport.in_memory import UnderWay
 
@@ -65,7 +67,8 @@ class Colluder:
 
     def __post_init__(self) -> None:
         random = Bytes("colluder", self.index, self.header.digest())
-        self.box_pair, self.mask_pair = agreement.box_key_pair(random), agreement.box_key_pair(random)
+        self.boxes = boxes_of(self.header.body, private_key(self.header.body, random))
+        self.mask_pair = agreement.box_key_pair(random)
         self.nonce = random(32)
 
     def _sign(self, context: bytes, body: Any) -> AnySigned:
@@ -80,7 +83,7 @@ class Colluder:
             if self.index in report_readers(header, self.index)
             else b""
         )
-        return self._sign(ctx, Advertise(self.mask_pair.public, self.box_pair.public, bytes(32), commitment, to_report))
+        return self._sign(ctx, Advertise(self.mask_pair.public, self.boxes.public, bytes(32), commitment, to_report))
 
     @property
     def _report(self) -> Secret:
@@ -88,9 +91,9 @@ class Colluder:
 
     def box(self, ctx1: bytes, recipient: int, box_key: bytes) -> DeliveredBox:
         address = BoxAddress(ctx1, self.index, recipient)
-        key = agreement.sealing_key(self.box_pair, box_key, address)
         report = self._report if recipient in report_readers(self.header.body, self.index) else None
-        sealed = agreement.seal_box(key, address, NO_SHARES, Bytes("box", self.index, recipient, ctx1), report)
+        drawn = Bytes("box", self.index, recipient, ctx1)
+        sealed = self.boxes.seal(address, box_key, NO_SHARES, report, master=Secret(bytes(32)), random_bytes=drawn)
         return DeliveredBox(self.index, sealed, self.nonce)
 
     def input(self, ctx2: bytes, digest: bytes) -> AnySigned:
@@ -163,6 +166,7 @@ class LyingAggregator:
             "architecture_digest": digest,
             "model_digest": sha256(MODEL).digest(),
             "previous_checkpoint": self.witness.note,
+            "key_agreement": KeyAgreement.X25519_MLKEM768,
         }
         body = header_body(self.terms.n, **(fixed | changes))
         header = signer(TARGET).sign(session_id, NO_CONTEXT, body)

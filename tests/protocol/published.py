@@ -44,8 +44,8 @@ def session(name: str) -> Entry:
 
 
 def every_session() -> list[Entry]:
-    """Those of SFDA-SA/1, then those of SFDA-SA/2."""
-    return [*load("sessions")["valid"], *load("ring_sessions")["valid"]]
+    """Those of SFDA-SA/1, those of SFDA-SA/2, then those with hybrid keys."""
+    return [record for name in ("sessions", "ring_sessions", "hybrid_sessions") for record in load(name)["valid"]]
 
 
 def kinds_from_sources(record: Entry) -> list[str]:

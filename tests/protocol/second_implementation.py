@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_kem_oracle
 import secagg_oracles as oracle
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -118,9 +119,14 @@ def index(number: int) -> bytes:
     return struct.pack(">I", number)
 
 
-def derive(secret: bytes, salt: bytes, label: str, *parties: int) -> bytes:
-    info = oracle.fields(b"securefda/1/" + label.encode(), len(parties), *parties, 0)
-    return oracle.hkdf_sha256(secret, salt, info, 32)
+def derive(secret: bytes, salt: bytes, label: str, *parties: int, bound: bytes = b"", length: int = 32) -> bytes:
+    info = oracle.fields(b"securefda/1/" + label.encode(), len(parties), *parties, 0, *([bound] if bound else []))
+    return oracle.hkdf_sha256(secret, salt, info, length)
+
+
+def kem_message(public: bytes) -> bytes:
+    """What is encapsulated to a key in the published sessions; elsewhere it is drawn."""
+    return hashlib.sha256(b"published encapsulation" + public).digest()
 
 
 def public(private: bytes) -> bytes:
@@ -146,6 +152,7 @@ class Terms:
     cohort_size: int
     quorums: dict[int, int]
     graph: dict[int, int]
+    hybrid: bool
 
     @classmethod
     def of(cls, header: bytes) -> Terms:
@@ -167,6 +174,7 @@ class Terms:
             body.get(20, [0])[0],
             {COHORT: body.get(21, [0])[0], SUM: body.get(22, [0])[0]},
             {number: value[0] for number, value in read(body[29][0]).items()} if 29 in body else {},
+            body.get(32, [0])[0] == 1,
         )
 
     @property
@@ -277,7 +285,7 @@ def neighbours_in(ring: list[int], own: int, degree: int) -> list[int]:
 class Source:
     """One source: its draws in order, and all that follows from them."""
 
-    def __init__(self, own: int, draws: list[bytes], ctx: bytes, codes: bytes) -> None:
+    def __init__(self, own: int, draws: list[bytes], ctx: bytes, codes: bytes, hybrid: bool) -> None:
         self.own, self.ctx = own, ctx
         self.master, self.self_secret, self.box_private, self.nonce = draws[:4]
         self.report = draws[4] + codes if codes else b""
@@ -285,7 +293,9 @@ class Source:
         preimage = oracle.fields(b"securefda/1/report-commitment", ctx, own, self.report)
         self.report_commitment = hashlib.sha256(preimage).digest() if codes else b""
         self.mask_private = derive(self.master, ctx, "mask-sk", own)
-        self.mask_key, self.box_key = public(self.mask_private), public(self.box_private)
+        self.hybrid, self.x25519_private, self.kem_seed = hybrid, self.box_private[:32], self.box_private[32:]
+        self.kem_key = ml_kem_oracle.keys(self.kem_seed)[0] if hybrid else b""
+        self.mask_key, self.box_key = public(self.mask_private), public(self.x25519_private) + self.kem_key
         preimage = oracle.fields(b"securefda/1/self-commitment", ctx, own, self.self_secret)
         self.self_mask_commitment = hashlib.sha256(preimage).digest()
         self.nonce_commitment = labelled("nonce", ctx, index(own), self.nonce)
@@ -312,21 +322,48 @@ class Source:
         }
 
     def sealing_key(self, peer: Source, ctx1: bytes) -> bytes:
-        return derive(oracle.x25519(self.box_private, peer.box_key), ctx1, "share-box", self.own, peer.own)
+        shared = oracle.x25519(self.x25519_private, peer.box_key[:32])
+        if not self.hybrid:
+            return derive(shared, ctx1, "share-box", self.own, peer.own)
+        of_kem, ciphertext = ml_kem_oracle.encapsulated(peer.kem_key, kem_message(peer.kem_key))
+        return derive(of_kem + shared, ctx1, "hybrid-box", self.own, peer.own, bound=ciphertext)
+
+    def pair_secret(self, peer: Source, ctx1: bytes) -> bytes:
+        return derive(self.master, ctx1, "pair-secret", self.own, peer.own)
+
+    def half(self, peer: Source, ctx1: bytes) -> tuple[bytes, bytes]:
+        """This source's half of a seed, and the key under which the peer sends its own."""
+        both = derive(self.pair_secret(peer, ctx1), ctx1, "pair-half", self.own, peer.own, length=64)
+        return both[:32], both[32:]
+
+    def recovery_value(self, peer: Source, ctx1: bytes) -> bytes:
+        return bytes(a ^ b for a, b in zip(self.half(peer, ctx1)[0], peer.half(self, ctx1)[1], strict=True))
 
     def box(self, peer: Source, shares: tuple[bytes, bytes], ctx1: bytes) -> bytes:
         nonce = self.rest.pop(0)
         report = self.report if peer.report else b""
         plaintext = ctx1 + index(self.own) + index(peer.own) + shares[0] + shares[1] + report
         associated = oracle.fields(b"securefda/1/share-box", ctx1, self.own, peer.own)
+        if self.hybrid:
+            half = self.half(peer, ctx1)[0]
+            preimage = oracle.fields(b"securefda/1/half-commitment", ctx1, self.own, peer.own, half)
+            commitment = hashlib.sha256(preimage).digest()
+            plaintext = plaintext[: len(plaintext) - len(report)] + self.pair_secret(peer, ctx1) + report
+            associated += oracle.fields(commitment)
+            front = ml_kem_oracle.encapsulated(peer.kem_key, kem_message(peer.kem_key))[1] + commitment
+            return front + nonce + oracle.aes_gcm(self.sealing_key(peer, ctx1), nonce, plaintext, associated)
         return nonce + oracle.aes_gcm(self.sealing_key(peer, ctx1), nonce, plaintext, associated)
 
     def self_seed(self, ctx2: bytes) -> bytes:
         return derive(self.self_secret, ctx2, "self-mask", self.own)
 
-    def pair_seed(self, peer: Source, ctx2: bytes) -> bytes:
-        low, high = sorted((self.own, peer.own))
-        return derive(oracle.x25519(self.mask_private, peer.mask_key), ctx2, "pair-mask", low, high)
+    def pair_seed(self, peer: Source, ctx1: bytes, ctx2: bytes) -> bytes:
+        low, high = sorted((self, peer), key=lambda source: source.own)
+        shared = oracle.x25519(self.mask_private, peer.mask_key)
+        if not self.hybrid:
+            return derive(shared, ctx2, "pair-mask", low.own, high.own)
+        halves = low.half(high, ctx1)[0] + high.half(low, ctx1)[0]
+        return derive(halves + shared, ctx2, "hybrid-pair-mask", low.own, high.own)
 
 
 class Replica:
@@ -347,7 +384,8 @@ class Replica:
             for site, seed in record["identities"].items()
         }
         self.sources = {
-            own: Source(own, *self._given(record["sources"][str(own)], self.ctx)) for own in self.terms.masked
+            own: Source(own, *self._given(record["sources"][str(own)], self.ctx), self.terms.hybrid)
+            for own in self.terms.masked
         }
         self._inputs = {
             int(own): (
@@ -455,9 +493,14 @@ class Replica:
         words = self.terms.add(words, self.sources[own].self_seed(self.ctx2), 1)
         for peer in self.masks_with(own):
             if peer != own:
-                seed = self.sources[own].pair_seed(self.sources[peer], self.ctx2)
+                seed = self.sources[own].pair_seed(self.sources[peer], self.ctx1, self.ctx2)
                 words = self.terms.add(words, seed, 1 if peer < own else -1)
         return words
+
+    def recovery(self, own: int) -> bytes:
+        """What comes behind the masked input, for each peer that it masks with."""
+        peers = [self.sources[peer] for peer in self.masks_with(own) if peer != own] if self.terms.hybrid else []
+        return b"".join(self.sources[own].recovery_value(peer, self.ctx1) for peer in peers)
 
     def masks_with(self, own: int) -> list[int]:
         """Those of its cohort that hold its shares, itself among them."""
@@ -471,7 +514,7 @@ class Replica:
 
     def _masked_inputs(self) -> None:
         """R2 and the lists of R3."""
-        self.inputs = {own: self.terms.to_bytes(self.masked(own)) for own in self.u2}
+        self.inputs = {own: self.terms.to_bytes(self.masked(own)) + self.recovery(own) for own in self.u2}
         digests = {own: hashlib.sha256(data).digest() for own, data in self.inputs.items()}
         there: dict[int, bytes] = {}
         for own, data in self.inputs.items():
@@ -515,19 +558,34 @@ class Replica:
     def _open(self, cohort: list[int]) -> list[int]:
         """The sum of a cohort, from the masked inputs that arrived and the shares of t answers alone."""
         alive = [own for own in cohort if own in self.u3]
-        masked = [self.terms.from_bytes(self.inputs[own]) for own in alive]
+        length = len(self.terms.to_bytes([0] * len(self.terms.widths)))
+        masked = [self.terms.from_bytes(self.inputs[own][:length]) for own in alive]
         total = [sum(column) % 2**w for column, w in zip(zip(*masked, strict=True), self.terms.widths, strict=True)]
         for own in alive:
             seed = derive(self._reconstruct(own, 1), self.ctx2, "self-mask", own)
             total = self.terms.add(total, seed, -1)
         for lost in (own for own in cohort if own in self.dropped):
-            private = derive(self._reconstruct(lost, 0), self.ctx, "mask-sk", lost)
+            master = self._reconstruct(lost, 0)
+            private = derive(master, self.ctx, "mask-sk", lost)
             for own in (holder for holder in alive if holder in self.holders[lost]):
                 low, high = sorted((lost, own))
                 shared = oracle.x25519(private, self.sources[own].mask_key)
-                seed = derive(shared, self.ctx2, "pair-mask", low, high)
+                label, halves = "pair-mask", b""
+                if self.terms.hybrid:
+                    label, halves = "hybrid-pair-mask", self._halves(master, lost, own)
+                seed = derive(halves + shared, self.ctx2, label, low, high)
                 total = self.terms.add(total, seed, 1 if own < lost else -1)
         return total
+
+    def _halves(self, master: bytes, lost: int, own: int) -> bytes:
+        """Both halves, the lower index first: from the lost one's master and the other's recovery value."""
+        secret = derive(master, self.ctx1, "pair-secret", lost, own)
+        of_lost = derive(secret, self.ctx1, "pair-half", lost, own, length=64)
+        peers = [peer for peer in self.masks_with(own) if peer != own]
+        sent = self.inputs[own][len(self.inputs[own]) - 32 * len(peers) :]
+        value = sent[32 * peers.index(lost) :][:32]
+        of_own = bytes(a ^ b for a, b in zip(value, of_lost[32:], strict=True))
+        return of_lost[:32] + of_own if lost < own else of_own + of_lost[:32]
 
     def _reconstruct(self, owner: int, kind: int) -> bytes:
         holders = [holder for holder in self.answers if holder in self.holders[owner]][: self.terms.opens]

@@ -7,9 +7,10 @@
   lies. A sum beyond the range is between all that are in it.
 - By the aggregator, for the outside of a message or its place: liars, and sources with a bent channel. A channel is
   bent when the network repeats, reorders, alters or replays messages on it, which TLS keeps a network from.
-- By an honest source: the dealer of a box that does not open, or holds another norm report than the one committed to,
-  if that is a liar. The aggregator, which relays everything, only where the source's own channel is bent or a deadline
-  passed.
+  A half of a mask, or a recovery value, that is not what was committed to is its sender's.
+- By an honest source: the dealer of a box that does not open, or holds another norm report or half than the one
+  committed to, if that is a liar. The aggregator, which relays everything, only where the source's own channel is bent
+  or a deadline passed.
 
 Losing and delaying messages bends nothing, and nobody is accused for it but of a missed deadline.
 """
@@ -31,6 +32,9 @@ OF_THE_OUTSIDE = frozenset(
     ["SENDER", "DUPLICATE", "TYPE", "SUITE", "SESSION", "CONTEXT", "SIGNATURE", "ORDER", "INPUT_DIGEST", "INPUT_LENGTH"]
 )
 """Checks that can fail for what a network does to an honest message."""
+
+OF_A_DEALER = ("SHARE_BOX", "SHARE_HALF", "SHARE_REPORT")
+"""Checks of what is in a box, by which its recipient suspects its dealer."""
 
 
 def _indices(text: str) -> set[int]:
@@ -84,9 +88,9 @@ class Accusations:
 
     def _at_the_end(self, error: FaultySourceError, attempt: Attempt) -> None:
         accused = _indices(error.source_id)
-        must(error.check in ("SHARE_COMMITMENT", "RANGE"), f"an attempt ends with {error.check}")
-        if error.check == "RANGE":
-            must(bool(accused & self.liars), f"honest sources make no such sum: {error}")
+        must(error.check in ("SHARE_COMMITMENT", "RANGE", "INPUT_RECOVERY"), f"an attempt ends with {error.check}")
+        if error.check != "SHARE_COMMITMENT":
+            must(bool(accused & self.liars), f"honest sources make no such sum or half: {error}")
             return
         enough = len(_answered(attempt) - self.liars) >= self.threshold
         must(bool(accused & self.liars) or not enough, f"honest source accused though it opens: {error}")
@@ -108,5 +112,5 @@ class Accusations:
         if isinstance(alarm, PolicyRefusal):
             must(index in self.bent, f"the policy of source {index} refuses an honest header: {alarm}")
         elif isinstance(alarm, FaultyAggregatorError):
-            fair = index in self.bent or (alarm.check in ("SHARE_BOX", "SHARE_REPORT") and alarm.suspect in self.liars)
+            fair = index in self.bent or (alarm.check in OF_A_DEALER and alarm.suspect in self.liars)
             must(fair or alarm.check == "DEADLINE", f"source {index} accuses an honest aggregator: {alarm}")

@@ -16,14 +16,14 @@ from cohort import AnySigned, Bytes, resigned, signer
 from hypothesis import strategies as st
 from session_sites import WIDTH, Source
 
-from securefda.protocol import agreement
-from securefda.protocol.agreement import BoxAddress, KeyPair, SharePair, report_commitment
+from securefda.protocol.agreement import BoxAddress, SharePair, report_commitment
 from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.messages import (
     Abort,
     Advertise,
     Checkpoint,
     Cosigned,
+    Header,
     KeyList,
     MasterShare,
     Parcel,
@@ -35,6 +35,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.secret import Secret
 from securefda.protocol.shamir import PRIME, LagrangeAtZero, x_of
+from securefda.protocol.share_boxes import ShareBoxes, box_bytes, boxes_of
 from securefda.protocol.transcript import key_list_context
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -50,14 +51,18 @@ class Liar:
 
     Attributes:
         source: runs the honest code with the liar's real keys.
-        box_pairs: its box key pair in each session, kept from erasure, so that it can seal other boxes.
+        boxes: what seals its boxes in each session, kept from erasure, so that it can seal others.
+        masters: its master secret in each session, likewise.
+        headers: that of each session.
         key_lists: the key list that it was shown in each session.
         reports: the norm report that it sends in each session, after the random bytes of its commitment.
         added: what was added to its input, by digest of the masked input; WIDTH + N_STATISTICS numbers in the ring.
     """
 
     source: Source
-    box_pairs: dict[bytes, KeyPair] = field(default_factory=dict)
+    boxes: dict[bytes, ShareBoxes] = field(default_factory=dict)
+    masters: dict[bytes, Secret] = field(default_factory=dict)
+    headers: dict[bytes, Header] = field(default_factory=dict)
     key_lists: dict[bytes, Signed[KeyList]] = field(default_factory=dict)
     reports: dict[bytes, Secret] = field(default_factory=dict)
     added: dict[bytes, Any] = field(default_factory=dict)
@@ -67,7 +72,9 @@ class Liar:
         phase = self.source.phase
         if isinstance(message.body, KeyList) and hasattr(phase, "secrets") and len(phase.secrets.private):
             session = message.envelope.session_id
-            self.box_pairs[session] = KeyPair(Secret(phase.secrets.private.reveal()))
+            self.boxes[session] = boxes_of(phase.session.header.body, Secret(phase.secrets.private.reveal()))
+            self.headers[session] = phase.session.header.body
+            self.masters[session] = Secret(phase.secrets.master.reveal())
             self.key_lists[session] = message
             if phase.secrets.report is not None:
                 self.reports[session] = Secret(phase.secrets.report.reveal())
@@ -114,16 +121,20 @@ def keys(scene: Scene) -> Parcel:
     Or another norm report: as much as the clip allows, less than it is, or none; or a wrong commitment to it, or none.
     """
     body: Advertise = scene.message.body
+    of_kem = body.box_key[32:]
     known = [message.body.mask_key for message in scene.heard if isinstance(message.body, Advertise)]
     choices: list[dict[str, Any]] = [
         {"mask_key": STRANGER},
-        {"box_key": STRANGER},
+        {"box_key": STRANGER + of_kem},
         {"self_mask_commitment": STRANGER},
         {"nonce_commitment": STRANGER},
         {"mask_key": bytes(32)},
-        {"box_key": b"\1" + bytes(31)},
-        {"mask_key": body.box_key, "box_key": body.mask_key},
-        *({name: key} for key in known for name in ("mask_key", "box_key")),
+        {"box_key": b"\1" + bytes(31) + of_kem},
+        {"box_key": body.box_key[:32]},
+        {"box_key": body.box_key[:32] + b"\xff" * 1184},
+        {"mask_key": body.box_key[:32], "box_key": body.mask_key + of_kem},
+        *({"mask_key": key} for key in known),
+        *({"box_key": key + of_kem} for key in known),
     ]
     commitments: list[dict[str, Any]] = [{"report_commitment": value} for value in (b"", STRANGER)]
     how = scene.any_of("keys", "report", "commitment")
@@ -139,24 +150,39 @@ def keys(scene: Scene) -> Parcel:
 
 
 def boxes(scene: Scene) -> Parcel:
-    """R1: boxes that do not open, hold shares off the polynomial, or go to the wrong sources; another nonce."""
-    body, how = scene.message.body, scene.any_of("garbled", "dealt wrong", "recipients", "nonce")
+    """R1: boxes that do not open, hold shares off the polynomial, or go to the wrong sources; another nonce.
+
+    Or boxes with halves that do not follow from the liar's master secret.
+    """
+    body, how = scene.message.body, scene.any_of("garbled", "dealt wrong", "other halves", "recipients", "nonce")
     if how == "nonce":
         return scene.with_body(replace(body, nonce=STRANGER))
     if how == "recipients":
         return scene.with_body(replace(body, boxes=scene.any_of(body.boxes[1:], (*body.boxes, body.boxes[0]))))
     harmed = scene.some_of([box.peer for box in body.boxes])
-    change = _garbled if how == "garbled" else _dealt_wrong
+    change = {"garbled": _garbled, "dealt wrong": _dealt_wrong, "other halves": _other_half}[how]
     changed = tuple(replace(box, box=change(scene, box)) if box.peer in harmed else box for box in body.boxes)
     return scene.with_body(replace(body, boxes=changed))
 
 
 def _garbled(scene: Scene, box: Any) -> bytes:
-    return box.box[:-1] + bytes([box.box[-1] ^ 1])  # type: ignore[no-any-return]
+    place = scene.any_of(0, -1)  # the KEM's ciphertext, where there is one, or the tag
+    garbled = bytearray(box.box)
+    garbled[place] ^= 1
+    return bytes(garbled)
 
 
 def _dealt_wrong(scene: Scene, box: Any) -> bytes:
     """A box that opens and holds shares of nothing, as far as the liar knows its recipient's key."""
+    return _sealed(scene, box, lambda master: master)
+
+
+def _other_half(scene: Scene, box: Any) -> bytes:
+    """A box that opens and holds, beside such shares, a pair secret of another master."""
+    return _sealed(scene, box, lambda _: Secret(STRANGER))
+
+
+def _sealed(scene: Scene, box: Any, master_of: Callable[[Secret], Secret]) -> bytes:
     liar, session = scene.liar, scene.message.envelope.session_id
     if session not in liar.key_lists:
         return _garbled(scene, box)
@@ -166,15 +192,19 @@ def _dealt_wrong(scene: Scene, box: Any) -> bytes:
     address = BoxAddress(ctx1, scene.message.sender, box.peer)
     theirs = next(item.body.box_key for item in key_list.advertisements if item.sender == box.peer)
     wrong = SharePair(Secret(b"\0" + STRANGER), Secret(b"\0" + STRANGER))
-    key = agreement.sealing_key(liar.box_pairs[session], theirs, address)
-    report = liar.reports.get(session) if len(box.box) > agreement.BOX_BYTES else None
-    return agreement.seal_box(key, address, wrong, Bytes("wrong box", box.peer), report)
+    report = liar.reports.get(session) if len(box.box) > box_bytes(liar.headers[session]) else None
+    master, drawn = master_of(liar.masters[session]), Bytes("wrong box", box.peer)
+    return liar.boxes[session].seal(address, theirs, wrong, report, master=master, random_bytes=drawn)
 
 
 def vector(scene: Scene) -> Parcel:
-    """R2: an input that no training gave, within the range, beyond it or noise; or not the one that is signed."""
-    how = scene.any_of("one more", "one less", "heavier", "lighter", "beyond", "noise", "digest", "cut")
-    masked = np.frombuffer(scene.parcel.vectors[0], np.uint32)
+    """R2: an input that no training gave, within the range, beyond it or noise; or not the one that is signed.
+
+    Or recovery values that are not the liar's.
+    """
+    how = scene.any_of("one more", "one less", "heavier", "lighter", "beyond", "noise", "digest", "cut", "recovery")
+    whole, length = scene.parcel.vectors[0], 4 * (WIDTH + N_STATISTICS)
+    masked, recovery = np.frombuffer(whole[:length], np.uint32), bytes(whole[length:])
     q_max = _unit_of(scene)
     added = np.zeros(WIDTH + N_STATISTICS, np.uint32)
     place = scene.draw(st.integers(0, WIDTH - 1))
@@ -190,10 +220,12 @@ def vector(scene: Scene) -> Parcel:
         case "digest":
             return scene.with_body(replace(scene.message.body, digest=STRANGER))
         case "cut":
-            return Parcel(scene.message, (scene.parcel.vectors[0][:-4],))
-    data = (masked + added).astype(np.uint32).tobytes()
+            return Parcel(scene.message, (whole[:-4],))
+        case "recovery":
+            recovery = bytes(byte ^ 1 for byte in recovery)
+    data = (masked + added).astype(np.uint32).tobytes() + recovery
     digest = sha256(data).digest()
-    scene.liar.added[digest] = added + scene.liar.added.get(sha256(masked.data).digest(), np.uint32(0))
+    scene.liar.added[digest] = added + scene.liar.added.get(sha256(whole).digest(), np.uint32(0))
     scene.liar.pretend(input_digest=digest)
     return Parcel(resigned(scene.message, replace(scene.message.body, digest=digest)), (data,))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_kem_oracle
 import pytest
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from published import (
     AggregatorUnderTest,
     Entry,
@@ -21,8 +23,10 @@ from published import (
     to_source,
     waiting_source,
 )
+from second_implementation import kem_message
 
 from securefda.errors import ConfigError, FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
+from securefda.protocol import hybrid
 from securefda.protocol.header_checks import check_signed_header, check_vectors
 from securefda.protocol.roster import Roster, SignedRoster
 from securefda.transport.wire import WireError
@@ -33,6 +37,17 @@ TO_SOURCE, TO_AGGREGATOR = (
     [*load(name)["invalid"], *load(f"ring_{name}")["invalid"]] for name in ("lies_to_source", "lies_to_aggregator")
 )
 HEADERS = [(file, case) for file in ("headers", "ring_headers") for case in load(file)["invalid"]]
+
+
+@pytest.fixture(autouse=True)
+def _published_ciphertexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library draws for a ciphertext is fixed in the published sessions, like all other draws."""
+
+    def encapsulated(public: MLKEM768PublicKey) -> tuple[bytes, bytes]:
+        key = public.public_bytes_raw()
+        return ml_kem_oracle.encapsulated(key, kem_message(key))
+
+    monkeypatch.setattr(hybrid, "encapsulated", encapsulated)
 
 
 def as_sent(entry: Entry) -> dict[str, Any]:

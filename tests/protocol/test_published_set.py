@@ -25,6 +25,7 @@ COUNTED: dict[str, tuple[list[str], list[str]]] = {
     "down_link": (["valid"], ["invalid"]),
     "fixed_point": (["valid"], ["invalid"]),
     "headers": (["valid"], ["invalid"]),
+    "hybrid_sessions": (["valid"], []),
     "keys": (["parties"], ["refused_public_keys"]),
     "lies_to_aggregator": (["valid"], ["invalid"]),
     "lies_to_source": (["valid"], ["invalid"]),
@@ -92,7 +93,7 @@ def test_no_case_is_listed_twice() -> None:
 
 
 def test_set_is_small_enough_to_be_read_by_people() -> None:
-    assert sum((VECTORS / f"{name}.json").stat().st_size for name in FILES) < 2.6 * 2**20
+    assert sum((VECTORS / f"{name}.json").stat().st_size for name in FILES) < 3.25 * 2**20
 
 
 def test_readme_describes_every_file() -> None:

@@ -16,7 +16,7 @@ from securefda.aggregator.run import CLOSING_S
 from securefda.audit.log_records import MAX_INTEGER
 from securefda.audit.signed_notes import LogName, witness_name
 from securefda.audit.witness import MOST_SHOWN
-from securefda.protocol import agreement, encoding, messages, roster, shamir
+from securefda.protocol import agreement, encoding, hybrid, messages, roster, shamir
 from securefda.protocol.graph import CORRECTNESS_BITS, DEFAULT_SILENT, SECURITY_BITS, smallest_graph
 from securefda.protocol.messages import (
     Advertise,
@@ -24,6 +24,7 @@ from securefda.protocol.messages import (
     Consistency,
     DeliveredBox,
     Granularity,
+    KeyAgreement,
     KeyList,
     MaskedInput,
     Result,
@@ -166,7 +167,7 @@ def test_fields_of_messages_around_a_session_have_the_numbers_of_the_schema(mess
 
 
 def test_enums_have_the_numbers_of_the_code() -> None:
-    for enum in (Visibility, Granularity, SourcesKeep):
+    for enum in (Visibility, Granularity, SourcesKeep, KeyAgreement):
         assert ", ".join(f"{member.value} `{member.label}`" for member in enum) in PAGE
     steps = ", ".join(f"{step.value} {step.name.lower().replace('_', ' ')}" for step in Step)
     assert f"Steps of an Abort: {steps}." in " ".join(PAGE.split())
@@ -201,6 +202,9 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"a signature exactly {messages.SIGNATURE_BYTES}",
         f"Every roster index is below 2^{wire.MAX_INDEX.bit_length() - 1}",
         f"A box has {agreement.BOX_BYTES} bytes",
+        f"Such a box has {agreement.BOX_BYTES + hybrid.FRONT_BYTES + hybrid.PAIR_SECRET_BYTES} + r bytes",
+        f"32 + {hybrid.BOX_KEY_BYTES - 32} bytes",
+        f"a ciphertext of {hybrid.CIPHERTEXT_BYTES} bytes",
         f"32 + 4 + 4 + {shamir.SHARE_BYTES} + {shamir.SHARE_BYTES} + r bytes",
         f"as {shamir.SHARE_BYTES} bytes, big-endian",
         f"p = 2^256 + {shamir.PRIME - 2**256}",

@@ -391,6 +391,7 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
             granularity=settings.norm_cap_granularity.label,
             unfiltered_projection=not settings.strategy.filter,
             norm_reports="colluders-may-see",
+            key_agreement=settings.key_agreement.label,
         )
         allowed: dict[str, Any] = {"moments": MomentBounds(min_rows_per_class=2)}  # a source has two rows of a class
         if not settings.strategy.align:

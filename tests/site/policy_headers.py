@@ -7,6 +7,7 @@ from known_sites import known_roster
 from securefda.protocol.messages import (
     Granularity,
     Header,
+    KeyAgreement,
     Layer,
     NormCapTerms,
     RuleTerms,
@@ -80,6 +81,7 @@ def header_at_every_limit() -> Header:
         sum_quorum=5,
         norm_cap=NormCapTerms(kappa=2.0, others=2, granularity=Granularity.LAYER),
         sources_keep=SourcesKeep.FINAL,
+        key_agreement=KeyAgreement.X25519_MLKEM768,
     )
 
 

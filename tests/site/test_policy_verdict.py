@@ -18,6 +18,7 @@ from securefda.protocol.messages import (
     AttentionTerms,
     Granularity,
     Header,
+    KeyAgreement,
     Layer,
     NormCapTerms,
     RuleTerms,
@@ -86,6 +87,7 @@ def scheduled(*, with_noise: bool = False, **changes: Any) -> Asks:
         norm_cap_kappa=norms().kappa,
         norm_cap_granularity=norms().granularity,
         sources_keep=header.sources_keep,
+        key_agreement=header.key_agreement,
     )
     return lambda policy: check_schedule(policy, replace(schedule, **changes), with_noise=with_noise)
 
@@ -193,6 +195,8 @@ CASES = [
     Case("agreement.expires", begun_on("2027-07-01"), "2027-07-01", at=begun_on("2027-06-30"), policy=AGREED),
     Case("dp.expires", begun_on("2027-03-02", with_noise=True), "", at=begun_on("2027-03-02"), policy=AGREED),
     Case("dp.expires", begun_on("2027-03-02", with_noise=True), "", begun_on("2027-03-01", with_noise=True), AGREED),
+    Case("key-agreements", asking(key_agreement=KeyAgreement.X25519), ("x25519-mlkem768", "x25519")),
+    Case("key-agreements", scheduled(key_agreement=KeyAgreement.X25519), ("x25519",)),
     Case("architectures", asking(architecture_digest=bytes(32)), ()),
     Case("norm-cap.kappa", asking(norm_cap=norms(kappa=1.9999)), 1.0),
     Case("norm-cap.kappa", asking(norm_cap=None), 0.0),
@@ -383,6 +387,12 @@ def test_filtered_projections_need_the_norm_cap_in_each_layer_only_where_the_sit
     with pytest.raises(PolicyRefusal) as caught:
         for_the_model(POLICY)
     assert caught.value.key == "norm-cap.granularity"
+
+
+def test_key_agreement_is_no_matter_of_a_site_whose_update_leaves_in_clear() -> None:
+    in_clear = changed(changed(POLICY, "max-visibility", "individual"), "norm-cap.reports", "colluders-may-see")
+    served_at(Visibility.INDIVIDUAL, key_agreement=KeyAgreement.X25519)(in_clear)
+    scheduled(key_agreement=KeyAgreement.X25519)(in_clear)
 
 
 def test_a_policy_without_rules_refuses_every_rule() -> None:

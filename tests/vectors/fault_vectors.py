@@ -16,7 +16,7 @@ import lies_of_source as false_source
 import numpy as np
 from cohort import TARGET, AnySigned, Cohort, forged, identity, limits_of, over_the_wire, resigned
 from message_vectors import plain
-from session_vectors import PLANS, RINGS, VectorCohort, begun, signed
+from session_vectors import HYBRIDS, PLANS, RINGS, VectorCohort, begun, signed
 
 from securefda.errors import FaultyAggregatorError, FaultySourceError, ProtocolError, QuorumLost
 from securefda.protocol.envelope import sign_bytes
@@ -33,7 +33,7 @@ DUE_ON_A_RING = (
 )
 """At a source, and at the aggregator."""
 VICTIM, LIAR = false_aggregator.VICTIM, false_source.LIAR
-USUAL, WITH_A_LOSS = "five", "six"
+USUAL, WITH_A_LOSS, HYBRID_WITH_A_LOSS = "five", "six", "six-hybrid"
 
 
 def of_suite_2(message: AnySigned, signed_as: int) -> AnySigned:
@@ -48,7 +48,7 @@ def _plan_with(setup: Mapping[str, Any]) -> str:
         raise ValueError(f"no published session has {set(setup)} set")
     fitting = [
         name
-        for name, plan in PLANS.items()
+        for name, plan in (PLANS | HYBRIDS).items()
         if plan.n == 5 and not plan.drops and plan.changes == setup.get("changes", {})
     ]
     if not fitting:
@@ -258,15 +258,16 @@ def _vector_of(cohort: Cohort, slot: int) -> bytes | None:
 
 def _lies_to_aggregator() -> Iterable[dict[str, Any]]:
     for lie in false_source.LIES:
-        cohort, honest = _liar_at(lie.slot)
+        name = HYBRID_WITH_A_LOSS if lie.setup else WITH_A_LOSS
+        cohort, honest = _liar_at(lie.slot, name)
         vector = _vector_of(cohort, lie.slot)
         false = (lie.tell(cohort, honest), lie.vector(vector) if lie.vector else vector)
-        yield aggregator_case(WITH_A_LOSS, lie.check, lie.claim, lie.slot, [false])
+        yield aggregator_case(name, lie.check, lie.claim, lie.slot, [false])
 
 
-def _liar_at(slot: int) -> tuple[VectorCohort, AnySigned]:
+def _liar_at(slot: int, name: str = WITH_A_LOSS) -> tuple[VectorCohort, AnySigned]:
     """A session in which all but the liar have answered in a slot, and the liar's honest message."""
-    cohort = begun(WITH_A_LOSS)
+    cohort = begun(name)
     cohort.until(slot)
     honest = cohort.outbox.pop(LIAR)
     cohort.collect()
@@ -387,6 +388,22 @@ def _set_padding() -> dict[str, Any]:
     return aggregator_case("four-20", "INPUT_PADDING", claim, false_source.INPUT, events)
 
 
+def _wrong_recovery_value() -> dict[str, Any]:
+    """A survivor's half does not come out; the aggregator notices once the source is dropped that it was for."""
+    cohort = begun(HYBRID_WITH_A_LOSS).until(false_source.INPUT)
+    peers = [index for index in cohort.indices if index != LIAR]
+    vector = bytearray(cohort.vectors[LIAR])
+    vector[-32 * (len(peers) - peers.index(false_source.DROPPED))] ^= 1
+    cohort.vectors[LIAR] = bytes(vector)
+    honest = cohort.outbox[LIAR]
+    cohort.outbox[LIAR] = resigned(honest, replace(honest.body, digest=sha256(vector).digest()))
+    cohort.phases[LIAR] = replace(cohort.phases[LIAR], input_digest=cohort.outbox[LIAR].body.digest)
+    del cohort.outbox[false_source.DROPPED]
+    events = _rest(cohort, {LIAR})
+    claim = "a recovery value that gives another half"
+    return aggregator_case(HYBRID_WITH_A_LOSS, "INPUT_RECOVERY", claim, false_source.INPUT, events)
+
+
 def lies_to_aggregator() -> object:
     """What the aggregator refuses, or finds out at the end."""
     cases = [
@@ -398,6 +415,7 @@ def lies_to_aggregator() -> object:
         _wrong_commitment(),
         _out_of_range(),
         _set_padding(),
+        _wrong_recovery_value(),
     ]
     return {"valid": [], "invalid": cases}
 

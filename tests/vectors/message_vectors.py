@@ -414,7 +414,7 @@ _CHANGES: list[Change] = [
     (m.Join, "wire version 0", "wire_version", set_field("build.wire_version", 0)),
     (m.Join, "a version of 65 characters", "software_version", set_field("build.software_version", "1" * 65)),
     (m.Join, "a capability in capitals", "capability", set_field("build.capabilities.0", "SFDA")),
-    (m.Join, "a capability twice", "capabilities", more("build.capabilities", "sfda-sa-2")),
+    (m.Join, "a capability twice", "capabilities", more("build.capabilities", "x25519-mlkem768")),
     (m.Join, "65 capabilities", "capabilities", more("build.capabilities", *(f"x{n}" for n in range(10, 73)))),
     (m.Join, "no visibility", "Visibility", _clear("visibility")),
     (m.Join, "a visibility that does not exist", "Visibility", set_field("visibility", 4)),

@@ -11,19 +11,24 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+import ml_kem_oracle
 import numpy as np
 from cohort import MODEL, NOW, TARGET, AnySigned, Bytes, Cohort, identity, leaving, limits_of, on_ring, rounding_of
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from lies_of_aggregator import MIXED
 from message_vectors import plain
 from numpy.typing import NDArray
+from second_implementation import kem_message
 
 from securefda.protocol import agreement, shamir
 from securefda.protocol.agreement import BoxAddress, KeyPair
 from securefda.protocol.graph import Ring, complete
 from securefda.protocol.header_checks import quantisation
+from securefda.protocol.hybrid import BoxKey, Half
 from securefda.protocol.masking import RingVector
-from securefda.protocol.messages import Granularity, Layer, NormCapTerms, Visibility
+from securefda.protocol.messages import Granularity, KeyAgreement, Layer, NormCapTerms, Visibility
 from securefda.protocol.secret import Secret
+from securefda.protocol.share_boxes import boxes_of
 from securefda.protocol.transcript import (
     cohort_with,
     cohorts_of,
@@ -121,6 +126,27 @@ RINGS = {
 """Sessions of SFDA-SA/2."""
 
 
+HYBRID = {"key_agreement": KeyAgreement.X25519_MLKEM768}
+HYBRIDS = {
+    "five-hybrid": Plan("five sources with keys of X25519 and ML-KEM-768, nobody is lost", 5, {}, HYBRID),
+    "six-hybrid": Plan(
+        "six sources with keys of X25519 and ML-KEM-768, of which four must stay; one is lost in R2",
+        6,
+        {5: 2},
+        {"threshold": 4, **HYBRID},
+    ),
+}
+"""Sessions under x25519-mlkem768."""
+
+EVERY_PLAN = PLANS | RINGS | HYBRIDS
+
+
+def published_encapsulation(public: MLKEM768PublicKey) -> tuple[bytes, bytes]:
+    """In place of :func:`hybrid.encapsulated`: the message follows from the key, so the bytes are always the same."""
+    key = public.public_bytes_raw()
+    return ml_kem_oracle.encapsulated(key, kem_message(key))
+
+
 class Draws:
     """A random source that keeps what it gave, draw by draw."""
 
@@ -207,7 +233,7 @@ class VectorCohort(Cohort):
 
 def begun(name: str) -> VectorCohort:
     """A session at its start, the same whenever it is called."""
-    return VectorCohort((PLANS | RINGS)[name])
+    return VectorCohort(EVERY_PLAN[name])
 
 
 def signed(message: AnySigned) -> dict[str, str]:
@@ -218,7 +244,7 @@ def signed(message: AnySigned) -> dict[str, str]:
 def session(name: str) -> dict[str, Any]:
     """One whole session."""
     seen: list[tuple[int, int, AnySigned, bool]] = []
-    plan = (PLANS | RINGS)[name]
+    plan = EVERY_PLAN[name]
     cohort = VectorCohort(plan, seen)
     opened = cohort.finish()
     view = _View.of(cohort, [message for _, _, message, arrived in seen if arrived])
@@ -304,12 +330,12 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
     """What a source drew and computed, as far as it got."""
     drawn = cohort.random[index].drawn  # type: ignore[attr-defined]
     master, self_secret, box_private, nonce = (Secret(one) for one in drawn[:4])
-    pair, box_pair = agreement.mask_pair(master, own=index, ctx=view.ctx), KeyPair(box_private)
+    pair, boxes = agreement.mask_pair(master, own=index, ctx=view.ctx), boxes_of(cohort.header.body, box_private)
     fields: dict[str, Any] = {
         "random": [one.hex() for one in drawn],
         "mask_private_key": pair.private.reveal().hex(),
         "mask_key": pair.public.hex(),
-        "box_key": box_pair.public.hex(),
+        "box_key": boxes.public.hex(),
         "self_mask_commitment": agreement.self_secret_commitment(self_secret, own=index, ctx=view.ctx).hex(),
         "nonce_commitment": nonce_commitment(nonce.reveal(), own=index, ctx=view.ctx).hex(),
         "report": cohort.report_of(index).hex(),
@@ -322,7 +348,7 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
         after = 5
     if index in view.keys:
         fields["shares"] = _shares(cohort, view, index, master, self_secret, drawn[after:])
-        fields["box_keys"] = _box_keys(view, index, box_pair)
+        fields["box_keys"] = _box_keys(cohort, view, index, box_private)
     return {**fields, **(_masking(cohort, view, index, pair, self_secret) if index in view.u2 else {})}
 
 
@@ -330,7 +356,14 @@ def _masking(cohort: VectorCohort, view: _View, index: int, pair: KeyPair, self_
     """The input of a source, the keys of its masks, and what became of it."""
     vector, statistics = cohort.reals(index)
     seeds = {
-        peer: agreement.pair_seed(pair, view.keys[peer].mask_key, own=index, peer=peer, ctx2=view.ctx2)
+        peer: agreement.pair_seed(
+            pair,
+            view.keys[peer].mask_key,
+            own=index,
+            peer=peer,
+            ctx2=view.ctx2,
+            halves=_halves(cohort, view, index, peer),
+        )
         for peer in sorted(cohort_with(index, view.cohorts) & view.ring.neighbours(index))
     }
     return {
@@ -342,6 +375,19 @@ def _masking(cohort: VectorCohort, view: _View, index: int, pair: KeyPair, self_
         "encoded": _packed(cohort, cohort.encoded(index)),
         "masked": cohort.vectors[index].hex(),
     }
+
+
+def _halves(cohort: VectorCohort, view: _View, own: int, peer: int) -> tuple[Secret, Secret] | None:
+    """Those of two sources that mask with each other, from the master secrets that both drew."""
+    if not cohort.header.body.is_hybrid:
+        return None
+    ends = ((own, peer), (peer, own))
+    masters = [Secret(cohort.random[owner].drawn[0]) for owner, _ in ends]  # type: ignore[attr-defined]
+    mine, theirs = (
+        Half.of_master(master, owner=owner, peer=other, ctx1=view.ctx1)
+        for master, (owner, other) in zip(masters, ends, strict=True)
+    )
+    return mine.half, theirs.half
 
 
 def _shares(
@@ -357,11 +403,15 @@ def _shares(
     }
 
 
-def _box_keys(view: _View, index: int, pair: KeyPair) -> dict[str, str]:
+def _box_keys(cohort: Cohort, view: _View, index: int, private: Secret) -> dict[str, str]:
     keys = {}
     for peer in sorted(view.ring.neighbours(index)):
-        address = BoxAddress(view.ctx1, index, peer)
-        keys[str(peer)] = agreement.sealing_key(pair, view.keys[peer].box_key, address).reveal().hex()
+        address, public = BoxAddress(view.ctx1, index, peer), view.keys[peer].box_key
+        if cohort.header.body.is_hybrid:
+            key, _ = BoxKey.of(private).encapsulate(public, address)
+        else:
+            key = agreement.sealing_key(KeyPair(private), public, address)
+        keys[str(peer)] = key.reveal().hex()
     return keys
 
 
@@ -393,8 +443,13 @@ def _sum(cohort: Cohort, one: Any) -> dict[str, Any]:
 
 
 def sessions() -> object:
-    """All of them."""
+    """All of SFDA-SA/1 with X25519."""
     return {"valid": [session(name) for name in PLANS]}
 
 
-SETS: dict[str, Callable[[], object]] = {"sessions": sessions}
+def hybrid_sessions() -> object:
+    """Those with ML-KEM-768 as well."""
+    return {"valid": [session(name) for name in HYBRIDS]}
+
+
+SETS: dict[str, Callable[[], object]] = {"sessions": sessions, "hybrid_sessions": hybrid_sessions}

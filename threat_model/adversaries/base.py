@@ -58,7 +58,7 @@ from securefda.protocol.transcript import advertise_digest, drawn_ring, ring_con
 from securefda.rules import RoundPlan, round_plan
 from securefda.training import Vector
 from threat_model.adversaries.heard import Heard, View
-from threat_model.adversaries.masks import ring_vector
+from threat_model.adversaries.masks import behind_vector, ring_vector
 from threat_model.adversaries.opens import Opens
 from threat_model.adversaries.sources import ColludingSource
 from threat_model.sites import AggregatorSeat
@@ -259,6 +259,7 @@ class MaliciousAggregator(Opens):
             heard.answers(type(body))[sender] = parcel.message
         if isinstance(body, MaskedInput):
             heard.vectors[sender] = ring_vector(heard.header, bytes(parcel.vectors[0]))
+            heard.recovery[sender] = behind_vector(heard.header, bytes(parcel.vectors[0]))
         elif isinstance(body, Update):
             heard.clear[sender] = vector_from_wire(bytes(parcel.vectors[0]))
 

@@ -105,6 +105,7 @@ class Heard:
         views: what each source was sent.
         asked: sources whose answer is awaited.
         vectors: masked inputs.
+        recovery: the recovery values that came behind them, one after the other.
         clear: updates at visibility ``individual``.
     """
 
@@ -117,6 +118,7 @@ class Heard:
     bundles: dict[int, Signed[ShareBundle]] = field(default_factory=dict)
     inputs: dict[int, Signed[MaskedInput]] = field(default_factory=dict)
     vectors: dict[int, RingVector] = field(default_factory=dict)
+    recovery: dict[int, bytes] = field(default_factory=dict)
     updates: dict[int, Signed[Update]] = field(default_factory=dict)
     clear: dict[int, Vector] = field(default_factory=dict)
     signatures: dict[int, Signed[SurvivorSignature]] = field(default_factory=dict)

@@ -5,10 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from securefda.protocol import agreement
-from securefda.protocol.agreement import BoxAddress, KeyPair, SharePair
-from securefda.protocol.messages import Advertise, DeliveredBox, KeyList, MasterShare, ShareDelivery, Signed, Signer
+from securefda.protocol.agreement import KEY_BYTES, BoxAddress, SharePair
+from securefda.protocol.hybrid import BOX_PRIVATE_BYTES
+from securefda.protocol.messages import (
+    Advertise,
+    DeliveredBox,
+    Header,
+    KeyList,
+    MasterShare,
+    ShareDelivery,
+    Signed,
+    Signer,
+)
 from securefda.protocol.secret import Secret
 from securefda.protocol.shamir import split, x_of
+from securefda.protocol.share_boxes import ShareBoxes, box_bytes, boxes_of
 from securefda.protocol.transcript import nonce_commitment
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.masks import Vector64
@@ -24,8 +35,12 @@ class _Impostor:
 
     master: Secret
     self_secret: Secret
-    box_pair: KeyPair
+    box_private: Secret
     nonce: bytes
+
+    def boxes(self, header: Header) -> ShareBoxes:
+        """Return what seals and opens boxes with its key."""
+        return boxes_of(header, self.box_private)
 
 
 class KeySubstitution(MaliciousAggregator):
@@ -61,7 +76,7 @@ class KeySubstitution(MaliciousAggregator):
             index: _Impostor(
                 Secret.random(random_bytes),
                 Secret.random(random_bytes),
-                agreement.box_key_pair(random_bytes),
+                Secret.random(random_bytes, BOX_PRIVATE_BYTES if seat.settings.key_agreement else KEY_BYTES),
                 random_bytes(32),
             )
             for index in self.only
@@ -81,7 +96,7 @@ class KeySubstitution(MaliciousAggregator):
         impostor, ctx = self._impostors[index], self.heard.views[self.victim].ctx
         keys = Advertise(
             mask_key=agreement.mask_pair(impostor.master, own=index, ctx=ctx).public,
-            box_key=impostor.box_pair.public,
+            box_key=impostor.boxes(self.heard.header).public,
             self_mask_commitment=agreement.self_secret_commitment(impostor.self_secret, own=index, ctx=ctx),
             nonce_commitment=nonce_commitment(impostor.nonce, own=index, ctx=ctx),
         )
@@ -113,9 +128,15 @@ class KeySubstitution(MaliciousAggregator):
             for secret in (impostor.master, impostor.self_secret)
         )
         address = BoxAddress(view.ctx1, sender, victim)
-        key = agreement.sealing_key(impostor.box_pair, view.keys[victim].box_key, address)
-        box = agreement.seal_box(key, address, SharePair(master, self_secret), random_bytes)
+        shares, public = SharePair(master, self_secret), view.keys[victim].box_key
+        boxes = impostor.boxes(self.heard.header)
+        box = boxes.seal(address, public, shares, None, master=impostor.master, random_bytes=random_bytes)
         return DeliveredBox(sender, box, impostor.nonce)
+
+    def master_in_box(self, owner: int, *, seen_by: int) -> Secret | None:
+        """Return the impostors' own, which their boxes for the victim follow from."""
+        shown = seen_by == self.victim and owner in self.only
+        return self._impostors[owner].master if shown else super().master_in_box(owner, seen_by=seen_by)
 
     def held_shares(self, owner: int, kind: ShareKind) -> dict[int, bytes]:
         """Return the shares of both kinds that the victim sealed to the impostors."""
@@ -124,8 +145,8 @@ class KeySubstitution(MaliciousAggregator):
         view, shares = self.heard.views[owner], {}
         for box in self.heard.bundles[owner].body.boxes:
             address = BoxAddress(view.ctx1, owner, box.peer)
-            key = agreement.sealing_key(self._impostors[box.peer].box_pair, view.keys[owner].box_key, address)
-            pair, _ = agreement.open_box(key, address, box.box, len(box.box) - agreement.BOX_BYTES)
+            boxes, header = self._impostors[box.peer].boxes(self.heard.header), self.heard.header
+            pair = boxes.open(address, view.keys[owner].box_key, box.box, len(box.box) - box_bytes(header)).shares
             shares[box.peer] = (pair.master if kind is MasterShare else pair.self_secret).reveal()
         return shares
 

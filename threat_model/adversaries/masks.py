@@ -56,7 +56,13 @@ def peel(masked: RingVector, *, own: int, self_seed: Secret | None, pair_seeds: 
 
 def ring_vector(header: Header, data: bytes) -> RingVector:
     """Return a vector that a source sent, as a ring vector."""
-    return quantisation(header).unpack(data)
+    encoding = quantisation(header)
+    return encoding.unpack(data[: encoding.nbytes])
+
+
+def behind_vector(header: Header, data: bytes) -> bytes:
+    """Return what a source sent behind its vector."""
+    return data[quantisation(header).nbytes :]
 
 
 def decode(header: Header, vector: RingVector) -> Decoded:

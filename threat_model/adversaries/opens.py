@@ -8,6 +8,7 @@ import numpy as np
 
 from securefda.protocol import agreement
 from securefda.protocol.agreement import KeyPair
+from securefda.protocol.hybrid import Half, recovery_values
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import MasterShare, SelfMaskShare
 from securefda.protocol.secret import Secret
@@ -65,6 +66,10 @@ class Opens:
         master = self.master_of(owner)
         return agreement.mask_pair(master, own=owner, ctx=self.heard.views[owner].ctx) if master else None
 
+    def master_in_box(self, owner: int, *, seen_by: int) -> Secret | None:  # noqa: ARG002 - for overriding
+        """Return the master behind what another source found in the box of this one, if it is known."""
+        return self.master_of(owner)
+
     def pair_seeds_of(self, owner: int) -> dict[int, Secret]:
         """Return every known seed of a pairwise mask in the input of a source, by partner."""
         view = self.heard.views[owner]
@@ -72,13 +77,37 @@ class Opens:
         seeds: dict[int, Secret] = {}
         for partner in sorted(view.partners(self.heard.bundles[owner].body.nonce)):
             theirs = self.mask_pair_of(partner, seen_by=owner)
+            halves = self._halves_of_seed(owner, partner)
+            if self.heard.header.is_hybrid and halves is None:
+                continue
             if own is not None:
                 key = view.keys[partner].mask_key
-                seeds[partner] = agreement.pair_seed(own, key, own=owner, peer=partner, ctx2=ctx2)
+                seeds[partner] = agreement.pair_seed(own, key, own=owner, peer=partner, ctx2=ctx2, halves=halves)
             elif theirs is not None:
                 key = view.keys[owner].mask_key
-                seeds[partner] = agreement.pair_seed(theirs, key, own=partner, peer=owner, ctx2=ctx2)
+                turned = halves and halves[::-1]
+                seeds[partner] = agreement.pair_seed(theirs, key, own=partner, peer=owner, ctx2=ctx2, halves=turned)
         return seeds
+
+    def _halves_of_seed(self, owner: int, partner: int) -> tuple[Secret, Secret] | None:
+        """Return both halves of a hybrid seed, that of ``owner`` first; None if one is unknown.
+
+        A master secret gives its owner's half, and the other one if the other source sent its recovery value.
+        """
+        found: dict[int, Secret] = {}
+        for one, other in ((owner, partner), (partner, owner)):
+            master = self.master_in_box(one, seen_by=owner) if self.heard.header.is_hybrid else None
+            if master is None:
+                continue
+            half = Half.of_master(master, owner=one, peer=other, ctx1=self.heard.views[owner].ctx1)
+            found[one] = half.half
+            view, sent = self.heard.views[other], self.heard.recovery.get(other)
+            if sent and other not in found:
+                peers = view.partners(self.heard.bundles[other].body.nonce)
+                value = recovery_values(sent, peers).get(one)
+                if value:
+                    found[other] = half.opened(value)
+        return (found[owner], found[partner]) if len(found) == 2 else None
 
     def estimate(self, owner: int) -> Vector64 | None:
         """Return the best guess of a source's update, (m,): its input without every known mask; None without an

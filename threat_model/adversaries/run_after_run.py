@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from securefda.aggregator.headers import AttemptPosition
 from securefda.protocol import agreement
-from securefda.protocol.agreement import BoxAddress, KeyPair
+from securefda.protocol.agreement import BoxAddress
 from securefda.protocol.messages import RUN_ID_BYTES, Join, Parcel, Send, ShareDelivery
 from securefda.protocol.secret import draw
 from securefda.protocol.session_checks import report_bytes
+from securefda.protocol.share_boxes import boxes_of
 from threat_model.adversaries.asks_by_coordinate import AsksByCoordinate
 from threat_model.adversaries.heard import Heard
 from threat_model.sites import AggregatorSeat
@@ -39,9 +40,8 @@ class AsksInManyRuns(AsksByCoordinate):
                 if box.peer != colluder:
                     continue
                 view = session.views[sender]
-                address = BoxAddress(view.ctx1, sender, colluder)
-                key = agreement.sealing_key(KeyPair(box_private), view.keys[sender].box_key, address)
-                _, report = agreement.open_box(key, address, box.box, length)
+                address, boxes = BoxAddress(view.ctx1, sender, colluder), boxes_of(session.header, box_private)
+                report = boxes.open(address, view.keys[sender].box_key, box.box, length).report
                 found[sender] = report.reveal()[agreement.REPORT_OPENING_BYTES :] if report else b""
         return found
 

@@ -39,7 +39,16 @@ from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.machine import map_large_blocks
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import JOIN_PHASE, RoundLine, SiteLine
-from securefda.protocol.messages import RUN_ID_BYTES, Body, Header, ShareBundle, Signed, SourcesKeep, Visibility
+from securefda.protocol.messages import (
+    RUN_ID_BYTES,
+    Body,
+    Header,
+    KeyAgreement,
+    ShareBundle,
+    Signed,
+    SourcesKeep,
+    Visibility,
+)
 from securefda.protocol.transcript import architecture_digest
 from securefda.rules import Rule, Strategy, Variance
 from securefda.site.kit import load_kit
@@ -133,6 +142,7 @@ def settings_of(job: Job, visibility: Visibility) -> RunSettings:
         phase_deadline_s=DEADLINE_S,
         config_digest=b"",
         sources_keep=SourcesKeep.NONE,
+        key_agreement=KeyAgreement.named(job.key_agreement),
     )
     if job.graph is None:
         return among_all

@@ -27,8 +27,9 @@ from securefda.bench.secagg.job import CLIP, SAMPLES, Job, update_of
 from securefda.protocol import aggregator_session as agg
 from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.encoding import N_STATISTICS
+from securefda.protocol.hybrid import RECOVERY_BYTES
 from securefda.protocol.masking import Mask, add_masks, available_threads, useful_threads
-from securefda.protocol.messages import NO_CONTEXT, Header, Layer, RuleTerms, Signed, Signer, Visibility
+from securefda.protocol.messages import NO_CONTEXT, Header, KeyAgreement, Layer, RuleTerms, Signed, Signer, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes
@@ -137,12 +138,13 @@ class _Session:
         self._sources = sources
         self._session = session
         self._leaving = set(session.header.body.participants[job.sources - job.dropped :])
+        self._neighbours = job.neighbours
         self._buffer = bytearray()
 
     def run(self, header: bytes) -> agg.OpenedSession:
         """Publish the header, and go on to the open sum."""
         memory = PeakGrowth()
-        self._buffer = bytearray(self._session.encoding.nbytes)
+        self._buffer = bytearray(self._session.encoding.nbytes + RECOVERY_BYTES * self._neighbours)
         state: Any = agg.open_session(self._session)
         outgoing = dict.fromkeys(self._session.header.body.participants, header)
         for phase, add, close in _STEPS:
@@ -242,5 +244,6 @@ def signed_header(job: Job, roster: Roster, signer: Signer) -> Signed[Header]:
         phase_deadline_ms=1,
         previous_result_digest=b"",
         previous_checkpoint=b"",
+        key_agreement=KeyAgreement.named(job.key_agreement),
     )
     return signer.sign(os.urandom(32), NO_CONTEXT, body)

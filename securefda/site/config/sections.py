@@ -530,6 +530,11 @@ class SessionSection(Settings):
     numbers. bfloat16 loses changes below 1/512 of a parameter; float16 loses those below 1/4096 and has no numbers
     beyond 65,504."""
 
+    key_agreement: Literal["x25519", "x25519-mlkem768"] = "x25519-mlkem768"
+    """From what the keys of masks and share boxes derive. `x25519-mlkem768`: from X25519 and ML-KEM-768, so that who
+    keeps today's messages opens none by breaking X25519 with a quantum computer. `x25519`: from X25519 only; each
+    source's policy must allow it (`key-agreements`)."""
+
     clip: Positive = 1.0
     """The largest absolute coordinate that a source contributes."""
 

@@ -58,6 +58,7 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
         budget=budget_of(privacy.budget),
         required=dp.noise_multiplier > 0,
         max_grad_norm=dp.max_grad_norm,
+        key_agreement=session.key_agreement,
     )
     plans = possible_plans(strategy)
     rules = [plan.rule.value for plan in plans if plan.rule is not Rule.TARGET_ONLY]

@@ -570,6 +570,11 @@ def _assumptions(facts: _Facts) -> tuple[str, ...]:
         f"The aggregator may deviate from the protocol in any way, {helpers} on its side. Each additional source that "
         f"colludes takes one off min-others = {policy.min_others}.",
         "The roster lists real, separate sites whose keys are their own.",
-        "X25519, AES-256, HKDF-SHA256 and Ed25519 are sound.",
+        (
+            "Of X25519 and ML-KEM-768, one at least stays unbroken for as long as anyone keeps the messages; AES-256, "
+            "HKDF-SHA256 and Ed25519 are sound."
+            if "x25519" not in policy.key_agreements
+            else "X25519, AES-256, HKDF-SHA256 and Ed25519 are sound, X25519 for as long as anyone keeps the messages."
+        ),
         *common,
     )

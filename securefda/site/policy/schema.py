@@ -91,6 +91,7 @@ def hints_of_keys() -> dict[str, str]:
 
 
 NormReports = Literal["hidden", "colluders-may-see"]
+KeyAgreementName = Literal["x25519", "x25519-mlkem768"]
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -467,6 +468,13 @@ class SourcePolicy(Settings):
         "options and the code of that digest: a refusal names the digest that it saw. Empty: whatever its own settings "
         "name.",
         hint="compare the task's options and code with those that were agreed; then list this one in policy.toml",
+    )
+    key_agreements: Annotated[tuple[KeyAgreementName, ...], Field(strict=False, min_length=1)] = key(
+        ("x25519-mlkem768",),
+        "Key agreements that this site takes part in; they hide its update in a sum. With "
+        '"x25519-mlkem768", X25519 and ML-KEM-768 would both have to be broken. With "x25519", anyone who keeps the '
+        "messages, as the target can, may open this site's update once a quantum computer breaks X25519.",
+        hint='set session.key-agreement = "x25519-mlkem768" at the aggregator',
     )
     architectures: Annotated[tuple[Annotated[str, AfterValidator(_digest)], ...], Field(strict=False)] = key(
         (),

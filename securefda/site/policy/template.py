@@ -17,6 +17,7 @@ from securefda.rules.strategy import Rule
 from securefda.settings import declared_keys
 from securefda.site.policy.schema import (
     DpPolicy,
+    KeyAgreementName,
     MetadataPolicy,
     NormCapBounds,
     NormReports,
@@ -56,12 +57,13 @@ def default_policy(
     budget: Budget | None = None,
     required: bool = False,
     max_grad_norm: float | None = None,
+    key_agreement: KeyAgreementName = "x25519-mlkem768",
 ) -> SourcePolicy:
     """Return the policy that a new site starts with: every rule that sources take part in, and these limits.
 
     ``clip``, ``max_samples`` and ``max_grad_norm`` are the federation's; the policy's bounds lie around
     them. With None the bounds are the widest; for the clip norm of DP-SGD, the default. ``budget`` and ``required`` go
-    into ``[dp]``.
+    into ``[dp]``. ``key_agreement`` is the only one that the policy allows.
 
     Raises:
         ConfigError: ``norm-cap.kappa``, it is above ``min_others``.
@@ -76,6 +78,7 @@ def default_policy(
         min_others=min_others,
         max_colluders=max_colluders,
         allowed_rules=RULES_OF_SOURCES,
+        key_agreements=(key_agreement,),
         norm_cap=NormCapBounds(
             kappa=kappa, granularity=granularity, unfiltered_projection=unfiltered_projection, reports=norm_reports
         ),

@@ -160,6 +160,8 @@ def refusals_of_header(
     yield from _refusals_of_visibility(policy, header, own_index, limits)
     if header.norm_cap is not None and header.level_of(own_index) is Visibility.SUM:
         yield from _refusals_of_norm_reports(policy, with_noise=with_noise)
+    if header.level_of(own_index) is not Visibility.INDIVIDUAL:
+        yield from _refusals_of_key_agreement(policy, header)
     yield from _refusals_of_rule(policy, header.rule)
     yield from _refusals_of_pull(header.rule, with_noise=with_noise)
     digest = header.architecture_digest.hex()
@@ -192,6 +194,8 @@ def refusals_of_schedule(policy: SourcePolicy, schedule: Schedule, *, with_noise
         adapts = terms.select or any(terms.rule == rule.value and rule.adapts for rule in Rule)
         rate = schedule.learning_rate * terms.learning_rate_factor if adapts else None
         yield from _refusals_of_work(policy, schedule, rate)
+    if policy.visibility is not Visibility.INDIVIDUAL:  # at that level it is in no session
+        yield from _refusals_of_key_agreement(policy, schedule)
     if policy.visibility is Visibility.SUM:
         yield from _refusals_of_kappa(policy, schedule.norm_cap_kappa, schedule.norm_cap_granularity)
     yield from _refusals_of_encoding(policy, schedule, {"": schedule.clip})
@@ -505,6 +509,11 @@ def _refusals_of_encoding(policy: SourcePolicy, asked: Header | Schedule, clips:
         yield _refusal("quantisation.max-samples-min", asked.max_samples, f"at least {bounds.max_samples_min}")
     if asked.max_samples > bounds.max_samples_max:
         yield _refusal("quantisation.max-samples-max", asked.max_samples, f"at most {bounds.max_samples_max}")
+
+
+def _refusals_of_key_agreement(policy: SourcePolicy, asked: Header | Schedule) -> Refusals:
+    if asked.key_agreement.label not in policy.key_agreements:
+        yield _refusal("key-agreements", asked.key_agreement.label, ", ".join(policy.key_agreements))
 
 
 def _refusals_of_keep(policy: SourcePolicy, asked: SourcesKeep) -> Refusals:
