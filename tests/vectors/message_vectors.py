@@ -415,7 +415,7 @@ _CHANGES: list[Change] = [
     (m.Join, "a version of 65 characters", "software_version", set_field("build.software_version", "1" * 65)),
     (m.Join, "a capability in capitals", "capability", set_field("build.capabilities.0", "SFDA")),
     (m.Join, "a capability twice", "capabilities", more("build.capabilities", "x25519-mlkem768")),
-    (m.Join, "65 capabilities", "capabilities", more("build.capabilities", *(f"x{n}" for n in range(10, 73)))),
+    (m.Join, "65 capabilities", "capabilities", more("build.capabilities", *(f"y{n}" for n in range(10, 71)))),
     (m.Join, "no visibility", "Visibility", _clear("visibility")),
     (m.Join, "a visibility that does not exist", "Visibility", set_field("visibility", 4)),
     (m.Checkpoint, "no note", "a note has 1", _clear("note")),
