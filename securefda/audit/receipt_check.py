@@ -210,22 +210,23 @@ def _log(parts: Parts) -> None:
 
 
 def _released(parts: Parts) -> None:
-    record, message = parts.released, parts.input
-    entry, header = record.entry, parts.header.body
-    named = entry.direction, entry.type, entry.digest, entry.session, entry.round, record.seq
+    entry, message, header = parts.released.entry, parts.input, parts.header.body
+    named = entry.direction, entry.type, entry.digest, entry.session, entry.round
     real = "sent", "MaskedInput", message.digest().hex(), message.envelope.session_id.hex(), header.round
-    _require(named == (*real, parts.receipt.released.index), "the record of the release is of another message")
+    _require(named == real, "the record of the release is of another message")
 
 
 def _ledger(parts: Parts) -> None:
     charged, before = parts.charged, parts.before
+    places = [one.index for one in (parts.receipt.before, parts.receipt.charged, parts.receipt.released) if one]
     _require(charged is not None or before is None, "a charge before this round stands without the one for it")
     if charged is None:
         return
     same = charged.entry.type == "ledger-updated" and charged.entry.round == parts.header.body.round
-    _require(same and charged.seq < parts.released.seq, "the charge is not for this round, or came after the release")
+    _require(same, "the charge is not for this round")
+    _require(places == sorted(set(places)), "the charges and the release are not in this order in the log")
     if before is not None:
-        _require(before.entry.type == "ledger-updated" and before.seq < charged.seq, "the charge before it came later")
+        _require(before.entry.type == "ledger-updated", "the record before is no charge")
         rows, earlier = facts_of_ledger(charged)["rows"], facts_of_ledger(before)["rows"]
         _require(earlier < rows, f"the ledger had {earlier} rows before the charge and {rows} after it")
 

@@ -74,6 +74,15 @@ def test_a_target_without_noise_keeps_the_verdict_from_being_green(target: Party
     assert found.headline == "Bounded by noise, but not the target's rows"
 
 
+def test_noise_at_all_sources_is_not_green_where_the_targets_log_is_not_here() -> None:
+    found = verdict(NOISY, log_of("b", charged(1), sent(1, SUM)))
+    assert (found.bound, found.tone, found.headline) == (
+        "noise",
+        "care",
+        "Bounded by noise, the target's log is not here",
+    )
+
+
 def test_noise_of_no_use_is_not_green() -> None:
     found = verdict(TARGET_WITH_NOISE, log_of("a", charged(1, "21.0"), sent(1, SUM)), log_of("b"))
     assert (found.tone, found.headline) == ("care", "Bounded by noise of no use")

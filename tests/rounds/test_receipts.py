@@ -37,10 +37,14 @@ class Charged(Federation):
         self.journals[index] = witness.journal
         super().record(index, witness, run)
 
+    def rows_after(self, number: int) -> int:
+        return number
+
     def charge(self, sender: int, recipient: int, message: AnySigned) -> AnySigned:
         if is_header(message) and recipient == ME:
             number = message.body.round
-            dp = DpSpent("dp-sgd", "rdp", "1.1", "0.05", "1.0", "1e-05", f"{number}.5", 20, number, f"{number:064x}")
+            rows = self.rows_after(number)
+            dp = DpSpent("dp-sgd", "rdp", "1.1", "0.05", "1.0", "1e-05", f"{number}.5", 20, rows, f"{number:064x}")
             self.journals[ME].append(Entry("event", "ledger-updated", number, dp=dp))
         return message
 
@@ -274,6 +278,17 @@ def test_a_round_without_a_masked_input_has_no_receipt(runs: Runs) -> None:
     with pytest.raises(ConfigError, match="released no masked input in round 7"):
         write_receipt(runs.log, 7, out, runs.roster)
     assert not out.exists()
+
+
+def test_a_ledger_that_went_back_makes_no_receipt(runs: Runs, tmp_path: Path) -> None:
+    class GoesBack(Charged):
+        def rows_after(self, number: int) -> int:
+            return 9 - number
+
+    GoesBack(tmp_path / "run", rounds=2).open().go().close()
+    with pytest.raises(ReceiptRefused, match=r"^ledger: the ledger had 8 rows before the charge and 7 after it"):
+        write_receipt(log_of(tmp_path / "run"), 2, tmp_path / "none", runs.roster)
+    assert not (tmp_path / "none").exists()
 
 
 def test_lost_evidence_makes_no_receipt(runs: Runs, tmp_path: Path) -> None:

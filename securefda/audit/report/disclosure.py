@@ -170,7 +170,9 @@ class DisclosureVerdict:
         if any(site.is_weak for site in self.sites if not site.is_target):
             return " of no use"
         target = [site for site in self.sites if site.is_target]
-        return ", but not the target's rows" if any(site.bound != "noise" or site.is_weak for site in target) else ""
+        if not target:
+            return ", the target's log is not here"
+        return ", but not the target's rows" if any(site.tone not in ("done", "none") for site in target) else ""
 
 
 def disclosure_of(tables: PartyTables, *, is_target: bool) -> SiteDisclosure:
