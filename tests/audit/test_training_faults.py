@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_builder import TARGET, Passing, Run, badly_signed, sign
 
+from securefda.audit.report.sources import read_sources
 from securefda.audit.report.training import training_faults
 from securefda.operations.run_folder import RunRecord
+from securefda.protocol.messages import Refusal
+
+pytestmark = pytest.mark.usefixtures("no_disk_sync")
 
 
 def record(*rounds: dict[str, Any], summary: dict[str, Any] | None = None) -> RunRecord:
@@ -50,3 +55,28 @@ def test_the_sources_loss_counts_by_rows() -> None:
 )
 def test_training_that_diverges_is_said(found: RunRecord, said: str) -> None:
     assert training_faults(found) == [said]
+
+
+class Diverges(Run):
+    """A source refuses a header since its training diverges."""
+
+    key, by = "DIVERGED", ""
+
+    def end(self) -> None:
+        refusal = sign("hospital-a", Refusal(self.key), context=bytes(32))
+        self.send(Passing("hospital-a", TARGET, badly_signed(refusal) if self.by else refusal))
+        super().end()
+
+
+def test_a_signed_refusal_says_that_training_diverged_without_a_run_folder(tmp_path: Path) -> None:
+    (fault,) = read_sources(Diverges(tmp_path).write()).training
+    assert fault == "hospital-a signed a refusal that says that its training diverges (DIVERGED)."
+
+
+@pytest.mark.parametrize("change", [{"key": "TRAINING"}, {"by": "somebody else"}])
+def test_another_refusal_or_one_that_its_site_did_not_sign_says_nothing(
+    change: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in change.items():
+        monkeypatch.setattr(Diverges, name, value)
+    assert read_sources(Diverges(tmp_path).write()).training == []

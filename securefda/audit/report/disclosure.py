@@ -96,7 +96,11 @@ class SiteDisclosure:
             case "noise" if self.spent is not None:
                 what = f"noise with epsilon {float(self.spent.epsilon):.4g} at delta {float(self.spent.delta):g}"
                 bounds = "So large an epsilon bounds nothing of use."
-                rest = bounds if self.is_weak else "It bounds what all that left the site reveals about a row."
+                rest = (
+                    bounds
+                    if self.is_weak
+                    else "It bounds what all that left, except the number of rows, reveals about a row."
+                )
         return f"{what}. {rest}"
 
     @property

@@ -148,7 +148,7 @@ def _conduct(sources: Sources) -> Iterator[Fact]:
 def _training(sources: Sources) -> Iterator[Fact]:
     good = ["No training diverged and no loss rose."] if sources.record is not None else []
     for fault in sources.training or good:
-        yield Fact(fault, "the target's run folder, which nobody signed")
+        yield Fact(fault, "signed refusals, and the target's run folder, which nobody signed")
 
 
 FACTS: Final[Mapping[str, Callable[[Sources], Iterator[Fact]]]] = {
@@ -217,7 +217,7 @@ def mapping_line(sources: Sources, name: str) -> str:
     """How many questions of a text are answered, on one line."""
     found = [*map(attrgetter("status"), answers(sources, name))]
     parts = (f"{found.count(status)} {status}" for status in ("answered", "in part", "not answered"))
-    return f"{counted(len(found), 'question')} of {MAPPINGS[name].title}: {', '.join(parts)}"
+    return f"{counted(len(found), 'question')} of {MAPPINGS[name].name}: {', '.join(parts)}"
 
 
 def mapping_section(sources: Sources, name: str) -> Section:
@@ -234,7 +234,7 @@ def mapping_section(sources: Sources, name: str) -> Section:
         "figures say; it is no legal opinion, and says nothing about conformity."
     )
     table = Table(("under", "question", "answer", "supported by"), rows, broad={1, 2, 3})
-    return Section(f"map-{name}", text.title, [table], note=note, short=text.title.partition(",")[0])
+    return Section(f"map-{name}", text.title, [table], note=note, short=text.name)
 
 
 def _policies(sources: Sources) -> Iterator[tuple[LogState, SourcePolicy]]:

@@ -34,8 +34,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text with its questions: title, date, and where it is published."""
+    """A text with its questions: short name, title, date, and where it is published."""
 
+    name: str
     title: str
     dated: str
     source: str
@@ -43,6 +44,7 @@ class Text:
 
 
 _NIST: Final = Text(
+    "NIST SP 800-226",
     "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
     "March 2025",
     "https://doi.org/10.6028/NIST.SP.800-226",
@@ -75,6 +77,7 @@ _NIST: Final = Text(
     ),
 )
 _EDPB: Final = Text(
+    "EDPB Opinion 28/2024",
     "EDPB Opinion 28/2024 on certain data protection aspects related to the processing of personal data in the context "
     "of AI models",
     "adopted 17 December 2024",
@@ -119,6 +122,7 @@ _EDPB: Final = Text(
     ),
 )
 _EHDS: Final = Text(
+    "EHDS",
     "Regulation (EU) 2025/327 on the European Health Data Space",
     "11 February 2025",
     "http://data.europa.eu/eli/reg/2025/327/oj",
@@ -149,6 +153,7 @@ _EHDS: Final = Text(
     ),
 )
 _ISO: Final = Text(
+    "ISO/IEC 27559",
     "ISO/IEC 27559:2022, Privacy enhancing data de-identification framework",
     "November 2022",
     "https://www.iso.org/standard/71677.html",

@@ -99,7 +99,7 @@ def render_page(sources: Sources, made: datetime, signer: str = "", maps: Sequen
     lines = _first([*disclosure.lines()], MOST_POINTS, "{} more.")
     beside = [State(disclosure.tone, disclosure.headline, lines=lines, of=of)]
     if faults := sources.training:
-        of = "Training, by the target's run folder, which nobody signed"
+        of = "Training, by signed refusals and by the target's run folder, which nobody signed"
         beside.append(State("care", "Look at the training", lines=[("care", fault) for fault in faults], of=of))
     under = (
         f"run {sources.run}",

@@ -19,7 +19,7 @@ from securefda.audit.reconcile.run_verdict import Verdict, verdict_of
 from securefda.audit.report.disclosure import DisclosureVerdict, disclosure_verdict
 from securefda.audit.report.overview import unreported
 from securefda.audit.report.party_tables import PartyTables, read_party
-from securefda.audit.report.training import training_faults
+from securefda.audit.report.training import signed_faults, training_faults
 from securefda.audit.verify import Verification
 from securefda.errors import ConfigError
 
@@ -73,7 +73,7 @@ class Sources:
     """All data of a page: the reconciled run, which is the only one in ``all_runs``, and its logs in roster order.
 
     ``record`` is the target's run folder; None if the folder that was named is not one, or belongs to another run. If
-    it looks like one, ``record_problem`` says why in one line.
+    it looks like one, ``record_problem`` says why in one line. ``diverged`` are the sources' signed words on training.
     """
 
     all_runs: ReconciledRuns
@@ -81,6 +81,7 @@ class Sources:
     logs: tuple[LogState, ...]
     record: RunRecord | None
     record_problem: str
+    diverged: tuple[str, ...] = ()
 
     @property
     def reconciled(self) -> ReconciledRun:
@@ -117,9 +118,9 @@ class Sources:
     def training(self) -> list[str]:
         """What went wrong in training, a sentence each; nothing of figures that no run writes."""
         try:
-            return training_faults(self.record)
+            return [*self.diverged, *training_faults(self.record)]
         except (KeyError, TypeError, ValueError, AttributeError):
-            return []
+            return [*self.diverged]
 
 
 def read_sources(root: Path, run: str = "", roster: Path | None = None, *, require_all: bool | None = None) -> Sources:
@@ -136,7 +137,9 @@ def read_sources(root: Path, run: str = "", roster: Path | None = None, *, requi
     order = {site: place for place, site in enumerate(reconciled.keys.roles)}
     states.sort(key=lambda state: (order[state.party], state.is_copy, state.folder))
     record, problem = _run_record(root, reconciled.members.run)
-    return Sources(runs, verdict_of(runs), tuple(states), record, problem)
+    folders = (Path(log.folder) for log in reconciled.logs)
+    diverged = tuple(signed_faults(folders, reconciled.keys.roster))
+    return Sources(runs, verdict_of(runs), tuple(states), record, problem, diverged)
 
 
 def _state(root: Path, log: PartyLog, keys: Keys) -> LogState:

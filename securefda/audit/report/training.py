@@ -1,15 +1,22 @@
-"""What went wrong in training: sources that diverge, a loss that is not finite, or one that rises. Pure.
+"""What went wrong in training: sources that diverge, a loss that is not finite, or one that rises.
 
-The figures are those of the target's run folder, which nobody signed.
+That its training diverges, a source signs. The figures are those of the target's run folder, which nobody signed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from securefda.audit.kept import read_kept
+from securefda.audit.log_files import AuditError
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
+from securefda.protocol.messages import Refusal
+from securefda.protocol.roster import Roster
 from securefda.text import names
+from securefda.transport.wire import WireError, decode_signed
 
 if TYPE_CHECKING:
     from securefda.operations.run_folder import RunRecord
@@ -18,6 +25,29 @@ _DIVERGED: Final = "DIVERGED"
 """The key with which a source refuses whose own training diverges."""
 _RISE: Final = 1.1
 """A loss that ends higher than this times its lowest is said to have risen."""
+
+
+def signed_faults(folders: Iterable[Path], roster: Roster) -> list[str]:
+    """Return which sources signed a refusal since their training diverged, by the messages beside these logs."""
+    found = set()
+    for folder in folders:
+        with suppress(AuditError):  # the verdict on the logs says what is wrong with them
+            for data in read_kept(folder):
+                if _DIVERGED.encode() in data and (site := _who_diverged(data, roster)):
+                    found.add(f"{site} signed a refusal that says that its training diverges ({_DIVERGED}).")
+    return sorted(found)
+
+
+def _who_diverged(data: bytes, roster: Roster) -> str:
+    try:
+        message = decode_signed(data)
+    except WireError:
+        return ""
+    is_refusal = isinstance(message.body, Refusal) and message.body.key == _DIVERGED
+    if not is_refusal or message.sender >= len(roster.entries):
+        return ""
+    entry = roster.by_index(message.sender)
+    return entry.site_id if message.verify(entry.signing_key) else ""
 
 
 def training_faults(record: RunRecord | None) -> list[str]:
