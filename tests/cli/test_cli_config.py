@@ -54,6 +54,7 @@ def test_a_table_lists_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
         "session.threshold",
         "session.bits",
         "session.down-link",
+        "session.key-agreement",
         "session.clip",
         "session.max-samples",
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import ml_kem_oracle
 import numpy as np
 import pytest
-from cohort import Bytes, Cohort, leaving, on_ring, resigned
+from cohort import Bytes, Cohort, leaving, on_ring, resigned, secrets_in
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +20,10 @@ from test_session import assert_sum_is_exact
 
 from securefda.errors import ConfigError
 from securefda.protocol import agreement, hybrid, share_boxes
+from securefda.protocol import source_session as src
 from securefda.protocol.agreement import BoxAddress, CommitmentError, KeyAgreementError, SharePair
 from securefda.protocol.header import KEY_AGREEMENTS
+from securefda.protocol.header_checks import quantisation
 from securefda.protocol.hybrid import BOX_KEY_BYTES, BOX_PRIVATE_BYTES, RECOVERY_BYTES, BoxKey, Half
 from securefda.protocol.messages import BOX_KEY_LENGTHS, Advertise, KeyAgreement, ShareBox, ShareBundle, Visibility
 from securefda.protocol.secret import Secret
@@ -187,6 +189,22 @@ def test_whoever_has_one_master_gets_both_halves_and_nobody_else_does(one: bytes
         theirs.recovered(changed, mine.commitment)
     with pytest.raises(CommitmentError):
         Half.of_master(Secret(one), owner=1, peer=3, ctx1=CTX).require(mine.commitment)
+
+
+def test_pair_secrets_are_gone_once_the_masked_input_is_made_and_when_the_session_dies_before() -> None:
+    for dies in (False, True):
+        cohort = session().until(1, collected=True)
+        cohort.close()
+        ready = src.receive_shares(cohort.phases[LIAR], cohort.inbox[LIAR])
+        held = {secret.reveal() for secret in ready.secrets.pair_secrets.values()}
+        assert len(held) == 5
+        assert held <= set(secrets_in(ready))
+        if dies:
+            src.erase(ready)
+        else:
+            following, _, _ = src.masked_input(ready, cohort.encoded(LIAR), quantisation(cohort.header.body))
+            assert not held & set(secrets_in(following))
+        assert not held & set(secrets_in(ready))
 
 
 def test_erased_half_holds_nothing() -> None:

@@ -13,9 +13,9 @@ from rounds_fixed import fix
 from rounds_liars import Liar
 
 from securefda.aggregator.rounds import is_silenced
-from securefda.protocol.agreement import BOX_BYTES
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Advertise, Granularity, Header, MaskedInput, ShareBundle, Visibility
+from securefda.protocol.share_boxes import box_bytes
 from securefda.rules import caps_for, contribution_norms, fedgp, norm_codes, norms_of
 
 INDIVIDUAL, COHORT, SUM = Visibility
@@ -231,8 +231,9 @@ def test_who_is_lost_after_it_shared_counts_for_the_caps_and_not_in_the_sum(tmp_
 
 def with_reports(federation: Federation) -> dict[int, set[int]]:
     """For whom the boxes of each source are long enough for a norm report."""
+    usual = box_bytes(header_in(federation))
     return {
-        message.sender: {box.peer for box in message.body.boxes if len(box.box) > BOX_BYTES}
+        message.sender: {box.peer for box in message.body.boxes if len(box.box) > usual}
         for *_, message in federation.passed
         if isinstance(message.body, ShareBundle)
     }
