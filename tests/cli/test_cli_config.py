@@ -48,7 +48,7 @@ def test_a_table_lists_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "explain", "session"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["key", "default", "what", "it", "means"]
-    assert [line.split()[0] for line in lines[1:8]] == [
+    assert [line.split()[0] for line in lines[1:9]] == [
         "session.graph",
         "session.dropouts",
         "session.threshold",
