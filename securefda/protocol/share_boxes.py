@@ -113,6 +113,8 @@ class HybridBoxes:
         secret, report = Secret(content[: hybrid.PAIR_SECRET_BYTES]), content[hybrid.PAIR_SECRET_BYTES :]
         half = Half.of_pair_secret(secret, owner=address.sender, peer=address.recipient, ctx1=address.ctx1)
         half.require(address.commitment)
+        for derived in (half.half, half.recovery_key):
+            derived.erase()
         return OpenedBox(shares, secret, Secret(report) if report else None)
 
 

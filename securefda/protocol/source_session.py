@@ -14,6 +14,7 @@ sources.
 from __future__ import annotations
 
 import hmac
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -445,31 +446,43 @@ def masked_input(
     own_pair = agreement.mask_pair(secrets.master, own=me, ctx=session.ctx)
     self_seed = agreement.self_seed(secrets.self_secret, own=me, ctx2=state.ctx2)
     own_key = own_pair.loaded()
-    seeds: dict[int, Secret] = {}
-    recovery: list[bytes] = []
-    for peer in sorted((cohort_with(me, state.cohorts) & set(secrets.shares)) - {me}):
-        halves = None
-        if peer in secrets.pair_secrets:
-            own = Half.of_master(secrets.master, owner=me, peer=peer, ctx1=state.ctx1)
-            theirs = Half.of_pair_secret(secrets.pair_secrets[peer], owner=peer, peer=me, ctx1=state.ctx1)
-            halves, recovery = (own.half, theirs.half), [*recovery, own.recovery_value(theirs)]
-        try:
-            seeds[peer] = agreement.pair_seed(
-                own_key, state.u1[peer].mask_key, own=me, peer=peer, ctx2=state.ctx2, halves=halves
+    peers = sorted((cohort_with(me, state.cohorts) & set(secrets.shares)) - {me})
+    halves = {peer: _halves(state, peer) for peer in peers if session.header.body.is_hybrid}
+    try:
+        seeds = {
+            peer: agreement.pair_seed(
+                own_key,
+                state.u1[peer].mask_key,
+                own=me,
+                peer=peer,
+                ctx2=state.ctx2,
+                halves=(halves[peer][0].half, halves[peer][1].half) if halves else None,
             )
-        except KeyAgreementError as error:
-            raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
+            for peer in peers
+        }
+    except KeyAgreementError as error:
+        raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
+    recovery = b"".join(own.recovery_value(theirs) for own, theirs in halves.values())
     mask(encoded, own=me, self_seed=self_seed, pair_seeds=seeds, threads=session.threads)
     # A second input under these masks would show how the two differ; without the keys there can be none.
     used = (secrets.master, secrets.self_secret, *secrets.pair_secrets.values())
     for secret in (self_seed, own_pair.private, *seeds.values(), *used):
         secret.erase()
+    for half in itertools.chain.from_iterable(halves.values()):
+        half.erase()
     packed = encoding.pack(encoded)
     if recovery:
-        packed = memoryview(b"".join((packed, *recovery)))
+        packed = memoryview(b"".join((packed, recovery)))
     digest = sha256(packed).digest()
     message = session.sign(state.ctx2, MaskedInput(digest, len(packed)))
     return AwaitingSurvivors(session, state.ctx2, state.cohorts, secrets.moved(), digest), message, packed
+
+
+def _halves(state: ReadyToMask, peer: int) -> tuple[Half, Half]:
+    """This source's half of the seed of a pairwise mask, and the peer's."""
+    me, secrets, ctx1 = state.session.signer.index, state.secrets, state.ctx1
+    own = Half.of_master(secrets.master, owner=me, peer=peer, ctx1=ctx1)
+    return own, Half.of_pair_secret(secrets.pair_secrets[peer], owner=peer, peer=me, ctx1=ctx1)
 
 
 def receive_survivors(

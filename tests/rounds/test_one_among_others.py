@@ -144,7 +144,10 @@ def test_who_deals_a_box_that_does_not_open_is_accused_and_not_only_its_victim(t
     def spoil(sender: int, recipient: int, message: AnySigned) -> AnySigned:
         if sender != LIAR or not isinstance(message.body, ShareBundle):
             return message
-        boxes = tuple(replace(box, box=bytes(len(box.box))) if box.peer == ME else box for box in message.body.boxes)
+        boxes = tuple(
+            replace(box, box=box.box[:-1] + bytes([box.box[-1] ^ 1])) if box.peer == ME else box
+            for box in message.body.boxes
+        )
         body = replace(message.body, boxes=boxes)
         return signer(LIAR).sign(message.envelope.session_id, message.envelope.context, body)
 
