@@ -1,14 +1,15 @@
-"""Peak memory of the processes of a federation, as Linux counts it, beside what the design allows.
+"""Peak memory of the processes of a federation, as Linux counts it, and what a source sends, beside what is allowed.
 
     python benchmarks/memory.py --measure             measure all below, write memory.json
     python benchmarks/memory.py [--check]             print the tables from memory.json
     python benchmarks/memory.py source|aggregator     measure one case, print one JSON object
 
 ``source``: a real run with real training, one process per site; the largest peak of a source against what importing
-torch takes plus twelve times the model. ``aggregator``: how far the aggregator's memory rises during one masked
-session, with few sources and with many; random vectors stand in for training, so that nothing else is seen.
-Sizes are in MB (10^6 bytes), or in vectors of four bytes per parameter. ``--check`` ends with 1 where a source takes
-more than it may. Memory depends on no load.
+torch takes plus twelve times the model, and what a source sends in the first and in the last round. ``aggregator``: how
+far the aggregator's memory rises during one masked session, with few sources and with many; random vectors stand in for
+training, so that nothing else is seen. Sizes are in MB (10^6 bytes), or in vectors of four bytes per parameter.
+``--check`` ends with 1 where a source takes
+or sends more than it may. Neither depends on the load.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -38,10 +40,14 @@ from securefda.tasks import Samples, Task
 
 SAMPLING_S = 0.005
 ALLOWED_MODELS = 12
+FEWER_MODELS, LARGE = 10, 20_000_000
+"""What a source with a large model may take above torch, and from how many parameters on."""
+MOST_BYTES = 2.6
+"""For each parameter, in a round after the first."""
 _INPUTS, _OUTPUTS = 1024, 16
 FIGURES = Path(__file__).resolve().parent / "memory.json"
-WIDTHS = (4800, 10_567)
-"""Of the models of a source: 5.0 and 11.0 million parameters."""
+WIDTHS = (4800, 10_567, 23_535)
+"""Of the models of a source: 5.0, 11.0 and 24.5 million parameters."""
 SOURCES, ROUNDS = 3, 2
 FEW, MANY, PARAMS = 3, 8, 5_000_000
 
@@ -129,11 +135,13 @@ def source_figures(sources: int, width: int, rounds: int) -> dict[str, float]:
             "federation": {"name": "memory", "sources": [f"source-{number}" for number in range(1, sources + 1)]},
             "task": {"factory": "memory:WideTask", "options": {"width": width}},
             "strategy": {"rule": "fedgp_auto", "rounds": rounds, "warm-up-rounds": 0},
+            "transport": {"phase-deadline-s": 300.0},
         }
     )
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder, PeakSampler() as sampler:
         run_processes(config, Path(folder) / "run", 0, SilentReporter(), as_copies=False)
+        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
     params = width * (_INPUTS + 1 + _OUTPUTS) + _OUTPUTS
     model, torch_bytes = 4 * params, import_torch_bytes()
     peak = max(size for site, size in sampler.peaks.items() if site != "target")
@@ -146,6 +154,8 @@ def source_figures(sources: int, width: int, rounds: int) -> dict[str, float]:
         "allowed_mb": (torch_bytes + ALLOWED_MODELS * model) / 1e6,
         "above_torch_in_models": (peak - torch_bytes) / model,
         "target_peak_mb": sampler.peaks["target"] / 1e6,
+        "sent_in_first_round": fmean(lines[0]["bytes_up"].values()) / params,
+        "sent_in_last_round": fmean(lines[-1]["bytes_up"].values()) / params,
     }
 
 
@@ -174,12 +184,16 @@ def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def misses(figures: Mapping[str, Any]) -> list[str]:
-    """A line for each model with which a source takes more than it may."""
-    return [
-        f"MISSED: {row['params']} parameters: a source takes {row['above_torch_in_models']} models: {ALLOWED_MODELS}"
-        for row in figures["source"]
-        if row["above_torch_in_models"] > ALLOWED_MODELS
-    ]
+    """A line for each model with which a source takes or sends more than it may."""
+    wrong = []
+    for row in figures["source"]:
+        allowed = FEWER_MODELS if row["params"] >= LARGE else ALLOWED_MODELS
+        if row["above_torch_in_models"] > allowed:
+            models = row["above_torch_in_models"]
+            wrong.append(f"MISSED: {row['params']} parameters: a source takes {models} models: {allowed}")
+        if row["params"] >= LARGE and row["sent_in_last_round"] > MOST_BYTES:
+            wrong.append(f"MISSED: a source sends {row['sent_in_last_round']} bytes for each parameter: {MOST_BYTES}")
+    return wrong
 
 
 def tables(figures: Mapping[str, Any]) -> dict[str, str]:
@@ -190,6 +204,8 @@ def tables(figures: Mapping[str, Any]) -> dict[str, str]:
         f"allowed: that and {ALLOWED_MODELS} models": [f"{row['allowed_mb']:.0f} MB" for row in rows],
         f"largest peak of {rows[0]['sources']} sources": [f"{row['source_peak_mb']:.0f} MB" for row in rows],
         "that above torch": [f"{row['above_torch_in_models']:.1f} models" for row in rows],
+        "sent in the first round, bytes a parameter": [f"{row['sent_in_first_round']:.2f}" for row in rows],
+        "sent in the second": [f"{row['sent_in_last_round']:.2f}" for row in rows],
     }
     titles = [f"{row['params'] / 1e6:.1f} M parameters, {row['model_mb']:.0f} MB" for row in rows]
     rises = []
@@ -208,7 +224,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", nargs="?", choices=("source", "aggregator"), help="one case, printed")
     parser.add_argument("--measure", action="store_true", help="measure all cases, and write the figures")
-    parser.add_argument("--check", action="store_true", help="end with 1 where a source takes more than it may")
+    parser.add_argument("--check", action="store_true", help="end with 1 where a source takes or sends too much")
     parser.add_argument("--figures", type=Path, default=FIGURES, help="the measured figures, JSON")
     parser.add_argument("--sources", type=int, default=SOURCES)
     parser.add_argument("--many", type=int, default=MANY, help="aggregator: the larger federation")
