@@ -114,13 +114,13 @@ def leave(
     """
     from securefda.disk import PUBLIC_MODE, require_new, write_file, writing_errors
     from securefda.pages.html import static_page
-    from securefda.site.kit import load_kit
-    from securefda.site.policy import load_signed_policy
+    from securefda.site.kit import POLICY_FILE, load_kit
+    from securefda.site.policy import load_policy
     from securefda.source.leaving import leaving_page
 
     require_new("--out", out)
     own = load_kit(kit, now(), expected_role="source")
-    found = leaving_page(own, load_signed_policy(own), now())
+    found = leaving_page(own, load_policy(own.local / POLICY_FILE), now())
     page = static_page(found, f"{own.site_id}: what it has released", "securefda source leave", sheet=True)
     with writing_errors(out):
         write_file(out, page.encode("utf-8"), PUBLIC_MODE)

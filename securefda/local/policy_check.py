@@ -14,7 +14,7 @@ from securefda.protocol.messages import Header
 from securefda.site.config import FederationConfig, load_federation, strategy_of
 from securefda.site.kit import Kit, PolicyFile
 from securefda.site.policy import SourcePolicy, require_satisfiable
-from securefda.site.policy.verdict import refusals_of_header, refusals_of_task, refusals_of_training
+from securefda.site.policy.verdict import refusals_of_day, refusals_of_header, refusals_of_task, refusals_of_training
 from securefda.transport.wire import WireError, decode_signed
 
 
@@ -70,6 +70,11 @@ class AskedHeaders:
     has_names: bool = True
     options: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def with_noise(self) -> bool:
+        """Whether sources train with noise, or may."""
+        return self.noise is None or self.noise[0] > 0
+
     def level_of(self, site: str) -> str:
         """The level at which a site takes part."""
         return self.headers[0].level_of(self.indices[site]).label
@@ -91,9 +96,8 @@ class AskedHeaders:
             refusals += refusals_of_task(policy, self.factory, self.options)
         if self.noise is not None:
             refusals += refusals_of_training(policy, *self.noise)
-        with_noise = self.noise is None or self.noise[0] > 0
         for header in self.headers:
-            refusals += refusals_of_header(policy, header, own, limits, with_noise=with_noise)
+            refusals += refusals_of_header(policy, header, own, limits, with_noise=self.with_noise)
         first: dict[str, PolicyRefusal] = {}
         for refusal in refusals:
             first.setdefault(refusal.key, refusal)
@@ -193,7 +197,8 @@ def verdicts_on(
         try:
             if isinstance(policy, SecureFdaError):
                 raise policy
-            refusals = compared.refusals_by(policy, name)
+            ended = refusals_of_day(policy, now.timestamp(), with_noise=compared.with_noise)
+            refusals = (*ended, *compared.refusals_by(policy, name))
         except SecureFdaError as error:
             verdicts.append(Verdict(name, file.path, signed, unusable=error))
         else:

@@ -94,12 +94,12 @@ def page_of_releases(
     """Return the page from what logs and ledgers hold."""
     site = kit.site_id
     rounds = sum(len(release.rounds) for release in releases)
-    word = f"{counted(rounds, 'round')} of {counted(len(releases), 'run')} left this site" if rounds else "Nothing left"
+    left = f"Updates of {counted(rounds, 'round')} in {counted(len(releases), 'run')} left"
     text = "As its own logs say, whose signatures were checked. Nothing was ended by this page."
     return Page(
         f"What {site} has released",
         (f"Federation {kit.federation_id}, {kit.entry.legal_entity}, as of {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",),
-        State("care" if rounds else "done", word, text),
+        State("care" if rounds else "done", left if rounds else "No update left", text),
         (
             Section("left", "What left, by run", (_runs(releases),)),
             Section("means", "What that means", (Lines(list(_means(releases, spent, policy))),)),

@@ -67,7 +67,7 @@ def test_each_run_is_named_with_rounds_form_and_noise(kit: Kit, tmp_path: Path) 
     assert (quiet.rounds, quiet.without_noise) == ({1, 2}, {1, 2})
     text = said(kit, (noisy, replace(quiet, run="ff" * 16)), (Spent("hearts", 300, 1.0),), keep_models_days=90)
     for words in (
-        "5 rounds of 2 runs left this site",
+        "Updates of 5 rounds in 2 runs left",
         "update to hospital-t; sum: as a term of one sum over at least 3 sources; 1 time",
         "update to hospital-t; cohort: as a term of a cohort's sum over at least 3 sources; 1 time",
         "update to hospital-t; individual: in clear, readable by the receiver; 1 time",
@@ -100,7 +100,7 @@ def test_a_site_without_logs_has_released_nothing(kit: Kit, tmp_path: Path) -> N
     out = tmp_path / "leaving.html"
     assert main(["source", "leave", str(kit.root), "--out", str(out)]) == 0
     page = out.read_text()
-    assert "Nothing left" in page
+    assert "No update left" in page
     assert "There is no log in this kit" in page
     assert main(["source", "leave", str(kit.root), "--out", str(out)]) == ExitCode.CONFIG
     assert out.read_text() == page

@@ -532,3 +532,59 @@ def test_preflight_of_all_kits_finds_that_no_level_satisfies_all(
 def test_preflight_of_some_kits_does_not_guess_at_the_others(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = findings(all_sources(kits)[:4], capsys)["levels"]
     assert (found["level"], found["message"]) == ("warn", "not checked: the policies of source-5 are not here")
+
+
+def agreed(kit: Path, **values: str) -> None:
+    """Replace values of keys in the policy of a kit, which is not signed again."""
+    file = kit / "local" / "policy.toml"
+    text = file.read_text()
+    for name, value in values.items():
+        text, count = re.subn(rf"(?m)^{name.replace('_', '-')} = .*$", f"{name.replace('_', '-')} = {value}", text)
+        assert count
+    file.write_text(text)
+
+
+def signed_by(kit: Path, name: str, *more: str) -> int:
+    return main(["policy", "sign", str(kit), "--name", name, "--role", "officer", *more])
+
+
+def test_two_people_sign_one_after_the_other_and_an_edit_begins_anew(
+    kits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kit = kits / "source-1"
+    agreed(kit, signatures_required="2")
+    assert main(["policy", "sign", str(kit)]) == 4
+    assert "--name: is missing" in capsys.readouterr().err
+    assert signed_by(kit, "Ada") == 0
+    assert "1 more must sign by name before a process starts" in capsys.readouterr().out
+    before = (kit / "local" / "policy.sig").read_bytes()
+    assert signed_by(kit, "ADA ") == 4
+    assert main(["preflight", str(kit), "--offline"]) == 4
+    assert "is signed by 1 person (Ada), and agreement.signatures-required is 2" in capsys.readouterr().out
+    assert (kit / "local" / "policy.sig").read_bytes() == before
+    assert signed_by(kit, "Ben") == 0
+    assert main(["policy", "explain", str(kit)]) == 0
+    assert "right, by source-1 and 2 people; until " in capsys.readouterr().out
+    agreed(kit, purpose='"another one"')
+    assert signed_by(kit, "Ben") == 0
+    assert [person.name for person in load_kit(kit, datetime.now(UTC)).signers()] == ["Ben"]
+
+
+def test_check_says_that_a_policy_has_ended(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kit = kits / "source-1"
+    agreed(kit, expires='"2020-01-01"')
+    assert main(["policy", "sign", str(kit)]) == 0
+    code, found = envelope(["policy", "check", str(kit), FEDERATION], capsys)
+    (refused,) = found["data"]["policies"]
+    assert (code, refused["key"], len(refused["refusals"])) == (10, "agreement.expires", 1)
+    assert refused["allowed"] == "rounds until 2020-01-01"
+
+
+def test_the_first_policies_name_the_targets_organisation_and_end(tmp_path: Path) -> None:
+    made = ["federation", "init", FEDERATION, "--out", str(tmp_path / "kits"), "--entity", "target=Clinic of Geneva"]
+    assert main(made) == 0
+    assert main(["federation", "add", str(tmp_path / "kits"), "source-6", "--config", FEDERATION]) == 0
+    for site in ("source-1", "source-6"):
+        stated = load_policy(tmp_path / "kits" / site / "local" / "policy.toml").agreement
+        assert (stated.recipient, stated.template) == ("Clinic of Geneva", "the planned run")
+        assert 364 <= (datetime.fromisoformat(stated.expires) - datetime.now()).days <= 366
