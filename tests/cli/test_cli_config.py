@@ -84,7 +84,7 @@ def test_of_a_kit_its_settings_and_its_policy_are_shown(tmp_path: Path, capsys: 
     assert policy.startswith(f"{kit / 'local' / 'policy.toml'}\nmax-visibility")
     assert "default" not in settings.split()
     longest, short = (
-        next(line for line in policy.splitlines() if line.startswith(key)) for key in ("allowed-r", "min")
+        next(line for line in policy.splitlines() if line.startswith(key)) for key in ("allowed-t", "min")
     )
     assert len(longest) > 120
     assert len(short) < 60  # a long value does not push what stands in other lines to the right

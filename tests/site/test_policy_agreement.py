@@ -218,6 +218,22 @@ def test_the_first_policy_permits_the_plan_and_refuses_one_step_more() -> None:
         assert caught.value.key == "allowed-tasks"
 
 
+@pytest.mark.parametrize(
+    ("setting", "key", "bound"),
+    [
+        ("strategy.rounds=100000", "release.max-rounds", 10_000),
+        ("training.target.learning-rate=100.0", "limits.learning-rate-max", 10.0),
+        ("training.target.learning-rate=1e-9", "limits.learning-rate-min", 1e-5),
+        ("transport.training-deadline-s=900000", "limits.training-deadline-s-max", 86_400.0),
+    ],
+)
+def test_a_plan_beyond_what_policies_permit_by_default_widens_none(setting: str, key: str, bound: float) -> None:
+    table, leaf = key.replace("-", "_").split(".")
+    policy = planned(setting)[1]
+    assert getattr(getattr(policy, table), leaf) == bound
+    assert SourcePolicy.model_validate(policy.model_dump()) == policy
+
+
 def test_what_a_policy_began_as_stands_in_it() -> None:
     assert planned()[1].agreement.template == "the planned run"
     assert {name: named.policy.agreement.template for name, named in NAMED_POLICIES.items()} == {

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from securefda.rules.strategy import Rule, possible_plans
+from securefda.rules.strategy import RoundPlan, Rule, possible_plans
 from securefda.settings import Settings, kebab_case
 from securefda.site.config.key_help import keys_of, toml, toml_key
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
@@ -26,7 +26,7 @@ from securefda.site.config.sections import (
     budget_of,
     strategy_of,
 )
-from securefda.site.policy import Agreement, MomentBounds, SourcePolicy, default_policy
+from securefda.site.policy import Agreement, MomentBounds, SourcePolicy, WorkLimits, default_policy
 from securefda.site.policy.schema import SELECTION
 from securefda.site.policy.template import SLACK
 from securefda.task_digest import columns_read, task_digest
@@ -40,6 +40,7 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
 
     Rules, rounds, task, columns, deadlines and what sources keep are those of the plan. Clips, row counts and learning
     rates may differ from it by :data:`SLACK`, since they are tuned on the way and none of them shows more of a row.
+    Rounds and limits of work are nowhere wider than a policy's defaults: beyond, a site's owner has to permit the plan.
     Where sources are to train with noise, their policies require it: to train without any is then no slip of a setting.
     """
     privacy, session, dp, task = config.privacy, config.session, config.training.source.dp, config.task
@@ -63,8 +64,6 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
     plans = possible_plans(strategy)
     rules = [plan.rule.value for plan in plans if plan.rule is not Rule.TARGET_ONLY]
     rules += [SELECTION for plan in plans if plan.select]
-    rate = config.training.target.learning_rate
-    factors = [1.0, *(plan.learning_rate_factor for plan in plans)]
     digest = task_digest(task.factory, task.options)
     # The target lays sums out for twice as many inputs as there are sources.
     room = max(policy.quantisation.n_max, 2 * len(config.federation.sources))
@@ -74,17 +73,8 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
         "agreement": Agreement(template=PLANNED, columns=columns_read(task.options)),
         "quantisation": policy.quantisation.model_copy(update={"n_max": room}),
         "model": policy.model.model_copy(update={"keep": config.model.sources_keep}),
-        "release": policy.release.model_copy(update={"max_rounds": strategy.rounds}),
-        "limits": policy.limits.model_copy(
-            update={
-                "learning_rate_max": rate * max(factors) * SLACK,
-                "learning_rate_min": rate * min(factors) / SLACK,
-                "attention_bound_max": strategy.attention_bound,
-                # Headers have them in whole milliseconds.
-                "training_deadline_s_max": math.ceil(1000 * config.transport.training_deadline_s) / 1000,
-                "phase_deadline_s_max": math.ceil(1000 * config.transport.phase_deadline_s) / 1000,
-            }
-        ),
+        "release": policy.release.model_copy(update={"max_rounds": min(strategy.rounds, policy.release.max_rounds)}),
+        "limits": _planned_limits(config, strategy.attention_bound, plans),
         "moments": MomentBounds(
             min_rows=privacy.moments_min_rows,
             min_rows_per_class=privacy.moments_min_rows_per_class,
@@ -92,6 +82,24 @@ def site_policy(config: FederationConfig, site: str) -> SourcePolicy:
         ),
     }
     return policy.model_copy(update=changes)
+
+
+def _planned_limits(config: FederationConfig, attention_bound: float, plans: Sequence[RoundPlan]) -> WorkLimits:
+    usual, rate, transport = WorkLimits(), config.training.target.learning_rate, config.transport
+    factors = [1.0, *(plan.learning_rate_factor for plan in plans)]
+    lowest = max(rate * min(factors) / SLACK, usual.learning_rate_min)
+    highest = min(rate * max(factors) * SLACK, usual.learning_rate_max)
+    rates = {"learning_rate_min": lowest, "learning_rate_max": highest} if lowest <= highest else {}
+    # Headers have deadlines in whole milliseconds.
+    training_s, phase_s = (
+        math.ceil(1000 * one) / 1000 for one in (transport.training_deadline_s, transport.phase_deadline_s)
+    )
+    bounds = {
+        "attention_bound_max": min(attention_bound, usual.attention_bound_max),
+        "training_deadline_s_max": min(training_s, usual.training_deadline_s_max),
+        "phase_deadline_s_max": min(phase_s, usual.phase_deadline_s_max),
+    }
+    return usual.model_copy(update=bounds | rates)
 
 
 def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
