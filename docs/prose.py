@@ -86,6 +86,14 @@ def faults(sentence: Sentence, rules: Mapping[str, Any], most: float) -> Iterato
         yield f"{sentence.words} words: {sentence.text}"
 
 
+def most_words(page: Path, length: Mapping[str, Any]) -> float:
+    """How many words a sentence of a page may have, by the table ``sentence`` of the rules."""
+    if page.name in length["any-length"]:
+        return math.inf
+    short = any(page.resolve() in ROOT.glob(pattern) for pattern in length["short"])
+    return length["many-words"] if short and page.name not in length["still-long"] else length["most-words"]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is wrong with the pages; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -101,12 +109,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = many = 0
     for page in pages:
         name = page.resolve().relative_to(ROOT).as_posix()
-        most = math.inf if page.name in length["any-length"] else length["most-words"]
+        most = most_words(page, length)
         for sentence in sentences(page.read_text(encoding="utf-8"), rules["pages"]["unread-columns"]):
             for fault in faults(sentence, rules, most):
                 wrong += 1
                 print(f"{name}:{sentence.line}: {fault}")
-            if length["many-words"] < sentence.words <= length["most-words"]:
+            if length["many-words"] < sentence.words <= min(most, length["most-words"]):
                 many += 1
                 if given.long:
                     print(f"{name}:{sentence.line}: {sentence.words} words: {sentence.text}")

@@ -59,6 +59,20 @@ def test_code_comments_and_short_sentences_are_not(text: str) -> None:
     assert faults(text) == []
 
 
+@pytest.mark.parametrize(
+    ("page", "most"),
+    [
+        ("README.md", 25),
+        ("docs/how-to/deploy.md", 25),
+        ("docs/tutorials/audit.md", 35),
+        ("docs/explanation/faq.md", 35),
+        ("threat_model/sfda-sa-1.md", float("inf")),
+    ],
+)
+def test_a_page_that_users_follow_has_shorter_sentences(page: str, most: float) -> None:
+    assert prose.most_words(DOCS.parent / page, RULES["sentence"]) == most
+
+
 def test_a_column_that_is_left_out_is_not_read() -> None:
     text = "| word | elsewhere |\n|---|---|\n| site | node |\n\n| elsewhere | word |\n|---|---|\n| client | source |\n"
     assert [one.text for one in prose.sentences(text, ["elsewhere"])] == ["word", "site", "word", "source"]
