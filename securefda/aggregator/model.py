@@ -435,7 +435,7 @@ class RunModel:
             if ACCURACY.name in seen.metrics:
                 line["validation_accuracy"] = seen.metrics[ACCURACY.name]
         records, strategy = self._store.records(), self._settings.strategy
-        if is_silenced(line, records, len(site.trainer.layers)):
+        if is_silenced(line, records):
             line["silenced"] = True
             by_layer = self._settings.norm_cap_granularity is Granularity.LAYER
             text = silenced_text(

@@ -19,7 +19,7 @@ from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import RoundRequest
 from securefda.aggregator.sums import PartialSum, RoundSum
 from securefda.aggregator.target import TargetOutput, TargetRound, attention_of, evaluate_at_target
-from securefda.operations.records import Candidate, RoundLine, SeenLine
+from securefda.operations.records import NO_PART, Candidate, RoundLine, SeenLine
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Header, Visibility
 from securefda.protocol.weighed_contribution import (
@@ -320,16 +320,17 @@ def _emptied(site: TargetSite, partial_sums: Iterable[PartialSum]) -> list[str]:
 
 
 SILENT_ROUNDS = 3
-"""After so many rounds in a row in which norm caps emptied most layers, the run says so, once."""
+"""After so many rounds in a row in which norm caps left the sources no part in the step, the run says so, once."""
 
 
-def is_silenced(line: Mapping[str, Any], records: Sequence[Mapping[str, Any]], layers: int) -> bool:
-    """Whether ``line``, which follows ``records``, is the first to end `SILENT_ROUNDS` rounds with most layers empty.
+def is_silenced(line: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether ``line``, which follows ``records``, is the first to end `SILENT_ROUNDS` rounds without the sources.
 
-    Layers count by number: the target cannot know how long the contributions are that caps emptied.
+    In each of them norm caps emptied a layer, and the sources had no part in the step. So layers count by the length
+    of what is left in them, not by number: a sum with biases alone is as good as none.
     """
     last = [*records, line][-SILENT_ROUNDS:]
-    empty = [2 * len(one.get("emptied", ())) > layers for one in last]
+    empty = [bool(one.get("emptied")) and one.get("source_share", 1.0) < NO_PART for one in last]
     return len(empty) == SILENT_ROUNDS and all(empty) and not any(one.get("silenced") for one in records)
 
 

@@ -230,8 +230,8 @@ class RoundLine(TypedDict, total=False):
     """Layers in which the sum of the sources at `sum` is zero under a norm cap."""
 
     silenced: bool
-    """Present and true in the first round that is the third in a row in which more than half of the layers were
-    emptied."""
+    """Present and true in the first round that is the third in a row in which norm caps emptied layers and the sources
+    had no part in the step, less than 1 %."""
 
     target_update_to: list[str]
     """Sources that were sent the target's update, or under other rules the gradient of the gap or features of its
@@ -616,8 +616,8 @@ class Summary:
     """The best model by the target's validation rows; null without such rows."""
 
     silenced_round: int = 0
-    """The first round that was the third in a row in which norm caps emptied more than half of the layers; 0 for
-    none."""
+    """The first round that was the third in a row in which norm caps emptied layers and the sources had no part in the
+    step, less than 1 %; 0 for none."""
 
     target_only: Baseline | None = None
     """The result of the target alone, from the run's first model; null if not measured: see

@@ -343,7 +343,7 @@ def head_text(source_weight: float, ridge: float, *, labelled: bool, balanced: b
 
 
 def silenced_text(number: int, rule: str, sources: int, *, filtered: bool, by_layer: bool) -> str:
-    """Say that norm caps emptied most of the sums, which key to change, and what that costs; "" for no round.
+    """Say that norm caps left the sources no part, which key to change, and what that costs; "" for no round.
 
     Args:
         number: of the round, the third in a row, as in ``summary.json``; 0 for none.
@@ -355,12 +355,12 @@ def silenced_text(number: int, rule: str, sources: int, *, filtered: bool, by_la
     if not number:
         return ""
     what = (
-        f"norm caps emptied more than half of the layers in each of rounds {number - 2} to {number}; there the target "
-        "trained alone"
+        f"norm caps emptied layers in each of rounds {number - 2} to {number}, and the sources had no part in the "
+        "steps (less than 1 %)"
     )
     if not (filtered and _may_project(rule)):
         return f"{what}. session.bits = 32 hides as much, and helps where words are too narrow for short contributions"
-    remedies = ['strategy.rule = "fedda_auto" empties none and hides as much']
+    remedies = ['strategy.rule = "fedda_auto" leaves no source out of a layer, and one sum hides as much']
     if sources > _ALL_ANSWER:
         remedies.append(
             f"session.threshold = {sources} hides as much and lets more norms count, but no source may drop out"
@@ -369,7 +369,7 @@ def silenced_text(number: int, rule: str, sources: int, *, filtered: bool, by_la
         remedies.append(
             'privacy.norm-cap-granularity = "model" empties fewer, but shows layers in which one source is alone'
         )
-    return f"{what}, as FedGP's filter left too few sources. {'; '.join(remedies)}"
+    return f"{what}: FedGP's filter left too few sources there. {'; '.join(remedies)}"
 
 
 def silenced_in(summary: Mapping[str, Any]) -> str:

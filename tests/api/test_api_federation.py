@@ -196,5 +196,5 @@ def test_a_run_can_start_in_any_thread() -> None:
 
 def test_a_federation_shows_itself_with_everything_escaped() -> None:
     made = securefda.Federation("my_task:Hearts", "clinic", SOURCES)
-    assert repr(made) == "<Federation federation: target clinic, 3 sources, fedgp_auto, Hearts>"
+    assert repr(made) == "<Federation federation: target clinic, 3 sources, fedda_auto, Hearts>"
     assert '>sources</th><td style="text-align: left">a, b, c</td></tr>' in made._repr_html_()

@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> securefda.Run:
 def test_a_run_says_what_its_summary_holds(run: securefda.Run) -> None:
     summary = json.loads((run.path / "summary.json").read_text())
     assert run.summary == summary
-    assert (run.status, run.rule) == ("finished", "fedgp_auto")
+    assert (run.status, run.rule) == ("finished", "fedda_auto")
     assert run.accuracy == summary["target_accuracy"]
     assert run.metrics == summary["target_metrics"]
     assert run.settings["training.learning-rate"] == 0.001
@@ -52,7 +52,7 @@ def test_without_a_comparison_help_is_empty(tmp_path: Path) -> None:
     found = federation(strategy={"rounds": 1, "warm_up_rounds": 0, "compare_target_only": False})
     run = found.simulate(out=tmp_path / "run", quiet=True)
     assert (bool(run.help), run.help.target_only, repr(run.help)) == (False, None, "not compared with the target alone")
-    assert re.search(r"finished, 1 of 1 rounds, fedgp_auto; accuracy [\d.]+ %", repr(run))
+    assert re.search(r"finished, 1 of 1 rounds, fedda_auto; accuracy [\d.]+ %", repr(run))
 
 
 def test_a_folder_is_opened_with_the_same_figures(run: securefda.Run) -> None:
@@ -167,7 +167,7 @@ def test_a_plot_has_the_rounds_and_both_baselines(run: securefda.Run) -> None:
 def test_the_report_is_written_anew(run: securefda.Run) -> None:
     (run.path / "report.html").unlink()
     assert run.report() == run.path / "report.html"
-    assert "fedgp_auto" in run.report().read_text()
+    assert "fedda_auto" in run.report().read_text()
 
 
 def test_a_notebook_shows_a_short_table_with_everything_escaped(tmp_path: Path, run: securefda.Run) -> None:
@@ -177,4 +177,4 @@ def test_a_notebook_shows_a_short_table_with_everything_escaped(tmp_path: Path, 
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
     assert ">over the warm-started target</th>" in shown
-    assert repr(run).startswith(f"<Run {run.path}: finished, 3 of 3 rounds, fedgp_auto; accuracy")
+    assert repr(run).startswith(f"<Run {run.path}: finished, 3 of 3 rounds, fedda_auto; accuracy")

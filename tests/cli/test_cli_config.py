@@ -70,7 +70,7 @@ def test_effective_settings_say_where_each_came_from(
     assert found["session.clip"] == ("2.5", "SECUREFDA_SESSION_CLIP")
     assert found["strategy.rounds"] == ("3", "--set")
     assert found["strategy.warm-up-rounds"] == ("1", "to fit strategy.rounds (--set)")
-    assert found["strategy.rule"] == ('"fedgp_auto"', "digits.toml")
+    assert found["strategy.rule"] == ('"fedda_auto"', "digits.toml")
     assert found["transport.listen"] == ('"127.0.0.1:0"', "default")
 
 

@@ -331,7 +331,7 @@ def test_preflight_knows_a_target_from_a_source(kits: Path, capsys: pytest.Captu
     main(["preflight", str(kits / "target"), "--format", "json"])
     checks = {f["check"]: f["message"] for f in json.loads(capsys.readouterr().out)["data"]["findings"]}
     assert checks["policy"].startswith("a target has none")
-    assert "rule fedgp_auto" in checks["policy"]
+    assert "rule fedda_auto" in checks["policy"]
     assert "securefda aggregator start --config" in checks["settings"]
 
 
@@ -340,9 +340,9 @@ def test_explain_of_a_target_says_what_it_asks_for_and_sends(kits: Path, capsys:
     text = capsys.readouterr().out
     assert text.startswith("target is the target: it has no policy")
     assert "visibility sum: one sum of the sources' updates per round." in text
-    assert "in rounds of fedgp_auto, also target's own update and statistics" in text
+    assert "in rounds of fedda_auto, also target's own update and statistics" in text
     settings = kits / "target" / "local" / "settings.toml"
-    settings.write_text(settings.read_text().replace('"fedgp_auto"', '"fedavg"'))
+    settings.write_text(settings.read_text().replace('"fedda_auto"', '"fedavg"'))
     assert main(["policy", "explain", str(kits / "target"), "--format", "json"]) == 0
     assert "own update" not in str(json.loads(capsys.readouterr().out)["data"]["sends"])
 

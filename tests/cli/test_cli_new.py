@@ -143,7 +143,7 @@ def test_files_beside_the_example_are_the_sites(capsys: pytest.CaptureFixture[st
     config = load_federation(Path("heart/federation.toml"))
     assert (config.federation.target, config.federation.sources) == ("clinic", ("nord", "sued", "west"))
     assert config.task.data_dir == Path("exports")
-    assert (config.training.target.labels, config.strategy.rule) == ("given", "fedgp_auto")
+    assert (config.training.target.labels, config.strategy.rule) == ("given", "fedda_auto")
     assert not Path("heart/data").exists()
     capsys.readouterr()
     assert main(["task", "check", "heart/federation.toml"]) == 0
@@ -414,7 +414,7 @@ def test_images_of_sites_stay_where_they_are() -> None:
     assert (config.federation.target, config.federation.sources) == ("clinic", ("a", "b", "c"))
     expected = {"classes": ["gesund", "krank"], "size": 24, "colour": "grey", "test-share": 0.4}
     assert {key: config.task.options[key] for key in expected} == expected
-    assert (config.training.target.labels, config.strategy.rule) == ("given", "fedgp_auto")
+    assert (config.training.target.labels, config.strategy.rule) == ("given", "fedda_auto")
     assert not Path("scans/data").exists()
     own_tests_of("scans")
 

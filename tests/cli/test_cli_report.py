@@ -251,7 +251,7 @@ def test_settings_other_than_the_defaults_are_listed_beside_them(tmp_path: Path)
     run.write_summary(replace(summary_of(lines), strategy=strategy, setting={**SETTING, "training": training}))
     page = page_of(tmp_path)
     shown = {name: rest for name, *rest in page.tables["settings-heading"][1:]}
-    assert shown["strategy.rule"] == ['"fedda"', '"fedgp_auto"']
+    assert shown["strategy.rule"] == ['"fedda"', '"fedda_auto"']
     assert shown["training.learning-rate"][0] == "0.125"
     assert shown["strategy.of-a-later-release"] == ["true", "not known here"]
     assert not {"strategy.rounds", "strategy.ditto-lambda", "training.max-steps"} & set(shown)
@@ -470,7 +470,7 @@ def test_emptied_layers_are_named(tmp_path: Path) -> None:
 
 def test_that_norm_caps_left_the_sources_out_stays_in_summary_and_report(tmp_path: Path) -> None:
     levels = dict.fromkeys(SITES, "sum")
-    said = "norm caps emptied more than half of the layers in each of rounds 2 to 4"
+    said = "norm caps emptied layers in each of rounds 2 to 4, and the sources had no part in the steps"
     for name, silenced in (("calm", {}), ("busy", {"silenced": True})):
         lines = [line(4, levels=levels, **silenced), line(5, levels=levels)]
         write_run(tmp_path / name, lines)

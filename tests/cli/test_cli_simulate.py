@@ -54,7 +54,7 @@ def test_a_site_that_scales_by_its_own_mean_is_warned_there_alone(
 def test_the_report_joins_the_sources_betas(finished: Path) -> None:
     page = (finished / "report.html").read_text()
     assert "β per source" in page
-    assert "fedgp_auto on Digits" in page
+    assert "fedda_auto on Digits" in page
 
 
 def test_json_on_stdout_is_the_summary_and_progress_goes_to_stderr(

@@ -1066,10 +1066,10 @@ class Bare(Digits):
 """
 TARGET_SETTINGS = "kits/target/local/settings.toml"
 NO_LABELS = "training.target.labels=none"
-NEEDS_LABELS = 'fedgp_auto needs the labels of the target\'s training rows, and training{}.labels is "none"'
+NEEDS_LABELS = 'fedda_auto needs the labels of the target\'s training rows, and training{}.labels is "none"'
 FITTING = "rules that run with these labels: source_only, fada_attention"
 WITHOUT_LABELS = change(TARGET_SETTINGS, "[training]\n", '[training]\nlabels = "none"\n')
-OF_SOURCES = change(TARGET_SETTINGS, '"fedgp_auto"', '"source_only"')
+OF_SOURCES = change(TARGET_SETTINGS, '"fedda_auto"', '"source_only"')
 
 
 def bare_at(*sites: str) -> Act:

@@ -174,7 +174,7 @@ def test_a_policy_that_permits_no_round_ends_the_source_with_its_key_and_keeps_t
         (line,) = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
         assert line["refused"]["key"] == "architectures"
         header = decode_signed((run / "refused" / "architectures.header").read_bytes())
-        assert header.body.rule.rule == "fedgp_auto"  # type: ignore[union-attr]
+        assert header.body.rule.rule == "fedda_auto"  # type: ignore[union-attr]
 
 
 def test_a_policy_that_forbids_the_rule_ends_the_run_at_the_join_and_names_that_site_alone(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_policy_that_forbids_the_rule_ends_the_run_at_the_join_and_names_that_
         processes["target"].until("joined (2 of 3)")
         refuser, said = federation.start("source-2"), "the policy of source-2 refuses allowed-rules"
         assert_one_clear_line(processes["target"], ExitCode.POLICY, said, hint="strategy.rule")
-        assert_one_clear_line(refuser, ExitCode.POLICY, "allowed-rules", "fedgp_auto", hint="strategy.rule")
+        assert_one_clear_line(refuser, ExitCode.POLICY, "allowed-rules", "fedda_auto", hint="strategy.rule")
         for site in ("source-1", "source-3"):
             assert processes[site].end() == ExitCode.FAILED
             assert "source-2" not in processes[site].text

@@ -47,7 +47,10 @@ def test_a_whole_run_takes_it_from_the_settings(tmp_path: Path) -> None:
     [
         (("strategy.beta-per-layer=2",), "true or false"),
         (
-            ("strategy.beta-per-layer=true", "strategy.estimator=exact", "privacy.visibility=individual"),
+            (
+                *("strategy.beta-per-layer=true", "strategy.rule=fedgp_auto", "strategy.estimator=exact"),
+                "privacy.visibility=individual",
+            ),
             "must be false",
         ),
     ],

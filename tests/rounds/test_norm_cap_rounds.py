@@ -277,17 +277,22 @@ def test_run_says_once_that_norm_caps_left_the_sources_out(tmp_path: Path, kappa
 
 
 @pytest.mark.parametrize(
-    ("before", "emptied", "silenced"),
+    ("emptied", "shares", "silenced"),
     [
-        ([3, 3], 3, True),
-        ([0, 3, 3], 3, True),
-        ([3, 3], 2, False),  # half of the layers
-        ([3], 3, False),
-        ([3, 0, 3], 3, False),
+        ((1, 3, 1), (0.0, 0.009, 0.002), True),
+        ((0, 1, 1, 1), (0.5, 0.0, 0.0, 0.0), True),
+        ((3, 3, 3), (0.0, 0.01, 0.0), False),  # most layers by number, and what is left is a part
+        ((1, 0, 1), (0.0, 0.0, 0.0), False),  # a short projection, and no cap
+        ((1, 1), (0.0, 0.0), False),
     ],
 )
-def test_most_layers_are_empty_in_three_rounds_in_a_row(before: list[int], emptied: int, *, silenced: bool) -> None:
-    *records, line = ({"emptied": ["layer"] * count} for count in (*before, emptied))
-    assert is_silenced(line, records, 4) is silenced
-    assert not is_silenced(line, [*records, {"silenced": True, "emptied": ["layer"] * 3}], 4)
-    assert not is_silenced({}, records, 4)  # a round of the target alone
+def test_sources_without_a_part_in_three_rounds_in_a_row(
+    emptied: tuple[int, ...], shares: tuple[float, ...], *, silenced: bool
+) -> None:
+    every = [
+        {"emptied": ["layer"] * count, "source_share": share} for count, share in zip(emptied, shares, strict=True)
+    ]
+    *records, line = every
+    assert is_silenced(line, records) is silenced
+    assert not is_silenced(line, [{"silenced": True}, *records])
+    assert not is_silenced({"source_share": 0.0}, records)  # a round of the target alone

@@ -69,7 +69,10 @@ def test_a_whole_run_takes_it_from_the_settings(tmp_path: Path, beta_of_steps: f
         (("strategy.variance=halves",), "must be one of steps, fixed-point, cross-fitted; is 'halves'"),
         (("training.target.dp.noise-multiplier=1",), "its ledger counts the steps alone"),
         (("training.target.labels=pseudo",), 'needs labels .*, and training.target.labels is "pseudo"'),
-        (("strategy.estimator=exact", "privacy.visibility=individual"), "must be steps, fedgp_auto with the exact"),
+        (
+            ("strategy.rule=fedgp_auto", "strategy.estimator=exact", "privacy.visibility=individual"),
+            "must be steps, fedgp_auto with the exact",
+        ),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(settings: tuple[str, ...], why: str) -> None:

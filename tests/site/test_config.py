@@ -57,7 +57,7 @@ def test_a_minimal_file_gets_the_documented_defaults(file: Path) -> None:
     config = load_federation(file)
     assert config.federation.target == "target"
     assert config.task.data_dir is None
-    assert (config.strategy.rule, config.strategy.estimator, config.strategy.rounds) == ("fedgp_auto", "mean-field", 20)
+    assert (config.strategy.rule, config.strategy.estimator, config.strategy.rounds) == ("fedda_auto", "mean-field", 20)
     assert (config.privacy.visibility, config.privacy.min_others, config.privacy.max_colluders) == ("sum", 2, 0)
     assert (config.privacy.norm_cap_kappa, config.privacy.norm_cap_granularity) == (1.0, "layer")
     assert config.privacy.site_visibility == {}
@@ -118,7 +118,7 @@ BAD_VALUES = [
     ("[strategy]\nfilter = 1", "strategy.filter", "true or false", ""),
     ("[strategy]\nrounds = 2", "strategy.warm-up-rounds", "below the 2 rounds", ""),
     ("[strategy]\nserver-optimizer = 'yogi'", "strategy.server-optimizer", "none, momentum, adam", ""),
-    ("[strategy]\nserver-optimizer = 'adam'", "strategy.server-optimizer", "of fedgp_auto are no means", ""),
+    ("[strategy]\nserver-optimizer = 'adam'", "strategy.server-optimizer", "of fedda_auto are no means", ""),
     (
         "[strategy]\nrule = 'personalized_fedavg'\nreptile-rounds = 1\nserver-optimizer = 'adam'",
         "strategy.server-optimizer",
@@ -149,7 +149,7 @@ BAD_VALUES = [
         "is 1, and at the target 2",
         "same number",
     ),
-    ("[training.source]\npersonal-layers = 2", "training.source.personal-layers", "under fedgp_auto no", "fedrep"),
+    ("[training.source]\npersonal-layers = 2", "training.source.personal-layers", "under fedda_auto no", "fedrep"),
     (
         "[training.source]\npersonal-layers = 1\ndp = {noise-multiplier = 1.0}",
         "training.source.personal-layers",

@@ -365,8 +365,8 @@ def lone_update(index: int, round_number: int, received: Vector) -> Vector:
     return lone
 
 
-def filtered_stage(staged: MakesStage, kappa: float) -> Stage:
-    strategy = Strategy(rule="fedgp", beta=1.0, rounds=1, filter=True)
+def filtered_stage(staged: MakesStage, kappa: float, rule: str = "fedgp") -> Stage:
+    strategy = Strategy(rule=rule, beta=1.0, rounds=1, filter=True)
     settings = {"strategy": strategy, "kappa": kappa}
     return staged(N, aggregator=WatchedAggregator, updates=lone_update, settings=settings).play()
 
@@ -385,6 +385,17 @@ def test_layer_in_which_the_filter_leaves_one_source_contributes_nothing(staged:
 def test_filter_shows_a_lone_source_where_there_is_no_norm_cap(staged: MakesStage) -> None:
     stage = filtered_stage(staged, 0.0)
     assert cosine(stage.aggregator.model, stage.update(VICTIM)) > RECOVERED_COSINE
+
+
+@pytest.mark.threat("T22")
+def test_fedda_leaves_no_source_alone_in_a_layer_and_caps_empty_none(staged: MakesStage) -> None:
+    """The same updates, of which the filter leaves one in each layer."""
+    stage = filtered_stage(staged, 1.0, "fedda")
+    (line,) = stage.aggregator.operator.lines
+    assert line["emptied"] == []
+    assert line["source_share"] > 0.5
+    assert all(record["zeroed"] == 0 for watch in stage.watches.values() for record in watch.records)
+    assert abs(cosine(stage.aggregator.model, stage.update(VICTIM))) <= cosine_under_norm_caps(1.0)
 
 
 # Directions: norms do not bound them. Without the filter the target gives parts the sign that it likes.

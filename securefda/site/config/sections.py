@@ -167,7 +167,7 @@ class _DeclaredSettings(Settings):
 class RuleSection(_DeclaredSettings, declared_by=RulePlan):
     """The rule of a run, and what the target alone does for it."""
 
-    rule: Annotated[str, Rule] = Rule.FEDGP_AUTO.value
+    rule: Annotated[str, Rule] = Rule.FEDDA_AUTO.value
 
     attention_rows: Annotated[int, Field(ge=2)] = 1000
     """The most of the target's training rows that attention uses in a round."""
