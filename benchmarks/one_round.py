@@ -1,7 +1,6 @@
 """The analytic rule on frozen features and on tables: with labels at the target, without, and with noise at sources.
 
     python benchmarks/one_round.py --measure --data-dir DIR [--seeds N] [--data NAME ...]    measure, write the figures
-    python benchmarks/one_round.py --weigh --data-dir DIR [--seeds N] [--data NAME ...]    the same for source weights
     python benchmarks/one_round.py --align --data-dir DIR [--seeds N] [--data NAME ...]    the same for moved moments
     python benchmarks/one_round.py --balance --data-dir DIR [--seeds N]    the same for class weights
     python benchmarks/one_round.py --speed    the same for the time of a source and of the target
@@ -12,11 +11,6 @@ DIR holds the folders amazon_review, office_caltech, pacs, eicu_demo and tcga_br
 that they have, as do those that are not named. Fed-Heart is bundled. The sources' moments are added here, without
 network, masks and norm caps, which gives the same model as a run without caps. Noise is that of a source that trains
 with noise; it is drawn from numpy, since here it protects nothing.
-
-``--weigh`` multiplies each source's moments by a weight in (0, 1] that the source could compute from the mean and the
-covariance of the target's features: 1 / (1 + strength x distance), see `distances`. The first site of a data set, as
-the target, chooses distance and strength; the others measure. Rows of more than 400 features are projected to so many
-by one random matrix, to save time.
 """
 
 from __future__ import annotations
@@ -31,7 +25,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from studies import as_text, shown, this_machine
+from studies import as_text, markdown, shown, this_machine
 
 from securefda.bench.secagg.job import Job
 from securefda.bench.secagg.session import measured_session, session_figures
@@ -117,45 +111,71 @@ DATA: Mapping[str, Data] = {
 }
 KINDS = ("no labels", "labels", "DP-SGD, no labels", "DP-SGD, labels")
 AT = {one: tuple(f"{kind}, ε = {one:g}" for kind in KINDS) for one in EPSILONS}
-DISTANCES, STRENGTHS = ("mean", "spread"), (1.0, 10.0, 100.0)
 ALIGNED = ("as they are", "mean", "mean and covariance")
 BALANCES = ("none", "balanced", "each row weighed at its source")
 SPEED = "1,280 features, 10 classes"
 MANY, MANY_WIDTH, MANY_CLASSES, MANY_ROWS = "1,000 sources, 128 features", 128, 10, 200
-WEIGHED, MOST_WIDTH = ("Fed-Heart, public scaling", "Amazon reviews, 100 labels", *tuple(DATA)[3:5]), 400
 COLUMNS = ("target alone", *KINDS[:2], *(column for columns in AT.values() for column in columns[:2]))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The rows of one target and its sources, as a seed draws them: features (n, d), and what the head fits (n, c).
+
+    Attributes:
+        task: of the target.
+        test: the target's test rows.
+        inputs: their features.
+        own: the target's rows that train.
+        sources: the rows of each.
+    """
+
+    task: Task
+    test: Samples
+    inputs: Matrix
+    own: tuple[Matrix, Matrix]
+    sources: list[tuple[Matrix, Matrix]]
+
+    @classmethod
+    def of(cls, data: Data, target: str, seed: int, folder: Path) -> Drawn:
+        """Draw them."""
+        task = task_of(data, target, seed, folder)
+        test = samples(task.test_data(target))
+        own, *sources = (of_head(task, data, task.train_data(site)) for site in (target, *task.settings.sources))
+        return cls(task, test, of_head(task, data, test)[0], own, sources)
+
+    def outputs(self, head: Head) -> torch.Tensor:
+        """Return what a head puts out for the test rows."""
+        return torch.from_numpy(np.column_stack([self.inputs, np.ones(len(self.inputs))]) @ head.weights.T)
+
+    def metrics(self, head: Head) -> dict[str, float]:
+        """Return the task's metrics of a head in percent."""
+        return {name: 100 * of for name, of in self.task.metrics(self.outputs(head), self.test.labels).items()}
 
 
 def run(data: Data, target: str, seed: int, folder: Path) -> dict[str, float]:
     """Return the metric of each column in percent."""
-    task, test, outputs = fitted(data, target, seed, folder)
-    return {column: 100 * task.metrics(of, test.labels)[data.metric] for column, of in outputs.items()}
+    drawn, heads = fitted(data, target, seed, folder)
+    return {column: drawn.metrics(head)[data.metric] for column, head in heads.items()}
 
 
 def fitted(
     data: Data, target: str, seed: int, folder: Path, *, noises: Iterable[float] = EPSILONS
-) -> tuple[Task, Samples, dict[str, torch.Tensor]]:
-    """Return the task, the target's test rows, and what the head of each column puts out for them."""
-    task = task_of(data, target, seed, folder)
-    sources = task.settings.sources
-    features, codes = _rows(task, data, samples(task.train_data(target)))
-    test = samples(task.test_data(target))
-    inputs, _ = _rows(task, data, test)
-    parts = [Moments.of(*_rows(task, data, samples(task.train_data(site))), bound=data.bound) for site in sources]
+) -> tuple[Drawn, dict[str, Head]]:
+    """Return the rows, and the head of each column."""
+    drawn = Drawn.of(data, target, seed, folder)
+    features, codes = drawn.own
+    parts = [Moments.of(*rows, bound=data.bound) for rows in drawn.sources]
     random = np.random.default_rng(seed)
-
-    def outputs(head: Head) -> torch.Tensor:
-        return torch.from_numpy(np.column_stack([inputs, np.ones(len(inputs))]) @ head.weights.T)
-
-    found = {"target alone": outputs(fit_head(None, features, codes, bound=data.bound))}
+    found = {"target alone": fit_head(None, features, codes, bound=data.bound)}
     for ending, multiplier in {"": 0.0, **{f", ε = {one:g}": multiplier_for(one) for one in noises}}.items():
         deviation = multiplier * data.bound
         sums = sum(part.means() * part.rows + random.normal(size=part.means().size) * deviation for part in parts)
         rows = sum(part.rows for part in parts)
         whole = Moments.from_means(sums / rows, width=features.shape[1], outputs=codes.shape[1], rows=rows)
-        found[f"no labels{ending}"] = outputs(fit_head(whole, bound=data.bound))
-        found[f"labels{ending}"] = outputs(fit_head(whole, features, codes, bound=data.bound))
-    return task, test, found
+        found[f"no labels{ending}"] = fit_head(whole, bound=data.bound)
+        found[f"labels{ending}"] = fit_head(whole, features, codes, bound=data.bound)
+    return drawn, found
 
 
 def task_of(data: Data, target: str, seed: int, folder: Path) -> Task:
@@ -172,8 +192,9 @@ def samples(rows: Samples | Unlabelled | None) -> Samples:
     return rows
 
 
-def _rows(task: Task, data: Data, rows: Samples) -> tuple[Matrix, Matrix]:
+def of_head(task: Task, data: Data, rows: Samples | Unlabelled | None) -> tuple[Matrix, Matrix]:
     """Return features (n, d), and what the head fits (n, c)."""
+    rows = samples(rows)
     features = rows.features.double().numpy()
     if data.unit:
         features = features / np.linalg.norm(features, axis=1, keepdims=True)
@@ -207,65 +228,6 @@ def measured(folder: Path, seeds: int, names: Iterable[str]) -> Iterator[dict[st
         yield row
 
 
-def weighed(folder: Path, seeds: int, names: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each data set: what weights gain, by distance and strength as the validation target chooses."""
-    for name in names:
-        data = DATA[name]
-        if name not in WEIGHED or (data.folder and not (folder / data.folder).is_dir()):
-            continue
-        validation, *targets = data.sites
-        every = [("", 0.0), *((one, strength) for one in DISTANCES for strength in STRENGTHS)]
-        runs = [weigh(data, validation, seed, folder, dict.fromkeys(KINDS[:2], every)) for seed in range(seeds)]
-        means = {key: fmean(one[key] for one in runs) for key in runs[0]}
-        chosen = {kind: max(every, key=lambda one, kind=kind: means[kind, *one]) for kind in KINDS[:2]}  # type: ignore[misc]
-        tried = {kind: [("", 0.0), one] for kind, one in chosen.items()}
-        runs = [weigh(data, target, seed, folder, tried) for seed in range(seeds) for target in targets]
-        weights = {
-            kind: {
-                "distance": one[0],
-                "strength": one[1],
-                "gain at validation": means[kind, *one] - means[kind, "", 0.0],
-                "plain": fmean(run[kind, "", 0.0] for run in runs),
-                "weighed": fmean(run[kind, *one] for run in runs),
-            }
-            for kind, one in chosen.items()
-        }
-        print(name, weights, flush=True)
-        yield {"data": name, "source weights": {"seeds": seeds, "validation": validation} | weights}
-
-
-def weigh(
-    data: Data, target: str, seed: int, folder: Path, tried: Mapping[str, Iterable[tuple[str, float]]]
-) -> dict[tuple[str, str, float], float]:
-    """Return the metric in percent by kind, distance and strength; strength 0 is no weights."""
-    task = task_of(data, target, seed, folder)
-    features, codes = _rows(task, data, samples(task.train_data(target)))
-    test = samples(task.test_data(target))
-    inputs, _ = _rows(task, data, test)
-    every = [_rows(task, data, samples(task.train_data(site))) for site in task.settings.sources]
-    if features.shape[1] > MOST_WIDTH:
-        shorter = np.random.default_rng(1).standard_normal((features.shape[1], MOST_WIDTH)) / math.sqrt(MOST_WIDTH)
-        features, inputs = features @ shorter, inputs @ shorter
-        every = [(rows @ shorter, wanted) for rows, wanted in every]
-    parts = [Moments.of(*rows, bound=data.bound) for rows in every]
-    found = {}
-    for kind, settings in tried.items():
-        published = features if kind == "labels" else np.vstack([features, inputs])
-        apart = [distances(rows, published) for rows, _ in every]
-        for distance, strength in settings:
-            weights = [1 / (1 + strength * one.get(distance, 0.0)) for one in apart]
-            pairs = list(zip(weights, parts, strict=True))
-            whole = Moments(
-                np.sum([weight * part.gram for weight, part in pairs], axis=0),
-                np.sum([weight * part.cross for weight, part in pairs], axis=0),
-                sum(weight * part.rows for weight, part in pairs),
-            )
-            head = fit_head(whole, *((features, codes) if kind == "labels" else ()), bound=data.bound)
-            outputs = torch.from_numpy(np.column_stack([inputs, np.ones(len(inputs))]) @ head.weights.T)
-            found[kind, distance, strength] = 100 * task.metrics(outputs, test.labels)[data.metric]
-    return found
-
-
 def aligned(folder: Path, seeds: int, names: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield a row for each data set: what aligned moments gain at the first target and at the others."""
     for name in names:
@@ -289,23 +251,16 @@ def aligned(folder: Path, seeds: int, names: Iterable[str]) -> Iterator[dict[str
 
 def align(data: Data, target: str, seed: int, folder: Path) -> dict[tuple[str, str], float]:
     """Return the metric in percent by kind and alignment, to the moments of all rows of the target, test rows too."""
-    task = task_of(data, target, seed, folder)
-    own = _rows(task, data, samples(task.train_data(target)))
-    test = samples(task.test_data(target))
-    inputs, _ = _rows(task, data, test)
-    parts = [
-        Moments.of(*_rows(task, data, samples(task.train_data(s))), bound=data.bound) for s in task.settings.sources
-    ]
+    drawn = Drawn.of(data, target, seed, folder)
+    parts = [Moments.of(*rows, bound=data.bound) for rows in drawn.sources]
     sums = Moments(sum(p.gram for p in parts), sum(p.cross for p in parts), sum(p.rows for p in parts))
-    every = np.vstack([own[0], inputs])
+    every = np.vstack([drawn.own[0], drawn.inputs])
     like = Moments.of(every, np.zeros((len(every), 1)), bound=data.bound)
     moved = sums.moved(like.gram[-1, :-1] / like.gram[-1, -1])
     found = {}
     for how, sources in zip(ALIGNED, (sums, moved, coral(moved, like)), strict=True):
-        for kind, labelled in zip(KINDS[:2], ((), own), strict=True):
-            head = fit_head(sources, *labelled, bound=data.bound)
-            outputs = torch.from_numpy(np.column_stack([inputs, np.ones(len(inputs))]) @ head.weights.T)
-            found[kind, how] = 100 * task.metrics(outputs, test.labels)[data.metric]
+        for kind, labelled in zip(KINDS[:2], ((), drawn.own), strict=True):
+            found[kind, how] = drawn.metrics(fit_head(sources, *labelled, bound=data.bound))[data.metric]
     return found
 
 
@@ -325,19 +280,6 @@ def coral(sources: Moments, like: Moments) -> Moments:
     return Moments(change @ sources.gram @ change.T, sources.cross @ change.T, sources.rows)
 
 
-def distances(rows: Matrix, of_target: Matrix) -> dict[str, float]:
-    """Return how far a source's features, (n, d), lie from the target's by several measures.
-
-    ``mean``: squared distance of the means, over the target's variance in all. ``spread``: squared Frobenius norm of
-    the difference of the covariances along 64 fixed random directions, over that of the target's. ``both``: their sum.
-    """
-    directions = np.random.default_rng(0).standard_normal((rows.shape[1], 64)) / 8
-    sketches = [np.cov((one @ directions).T) for one in (rows, of_target)]
-    mean = float(np.square(rows.mean(axis=0) - of_target.mean(axis=0)).sum() / of_target.var(axis=0).sum())
-    spread = float(np.square(sketches[0] - sketches[1]).sum() / np.square(sketches[1]).sum())
-    return {"mean": mean, "spread": spread}
-
-
 def balanced(folder: Path, seeds: int, _: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield a row of data with a rare class: metrics without class weights, with, and with each row weighed."""
     name = "eICU, 20 %, AUROC"
@@ -348,23 +290,17 @@ def balanced(folder: Path, seeds: int, _: Iterable[str]) -> Iterator[dict[str, A
 
 def balance(data: Data, target: str, seed: int, folder: Path) -> dict[str, dict[str, float]]:
     """Return the task's metrics in percent by kind and weights."""
-    task = task_of(data, target, seed, folder)
-    own = _rows(task, data, samples(task.train_data(target)))
-    test = samples(task.test_data(target))
-    inputs, _ = _rows(task, data, test)
-    every = [_rows(task, data, samples(task.train_data(site))) for site in task.settings.sources]
-    rows, codes, _ = bounded_rows(*(np.vstack(of) for of in zip(*every, strict=True)), bound=data.bound)
+    drawn = Drawn.of(data, target, seed, folder)
+    rows, codes, _ = bounded_rows(*(np.vstack(of) for of in zip(*drawn.sources, strict=True)), bound=data.bound)
     classes = codes.argmax(axis=1)
     weights = (len(rows) / codes.shape[1] / np.bincount(classes))[classes]
     sums = Moments(rows.T @ rows, codes.T @ rows, len(rows))
     by_row = Moments((rows.T * weights) @ rows, (codes.T * weights) @ rows, len(rows))
     found = {}
-    for kind in KINDS[:2]:
+    for kind, labelled in zip(KINDS[:2], ((), drawn.own), strict=True):
         for how, sources in zip(BALANCES, (sums, sums, by_row), strict=True):
-            labelled = own if kind == "labels" else ()
             head = fit_head(sources, *labelled, bound=data.bound, balanced=how != BALANCES[0])
-            outputs = torch.from_numpy(np.column_stack([inputs, np.ones(len(inputs))]) @ head.weights.T)
-            found[f"{kind}, {how}"] = {key: 100 * of for key, of in task.metrics(outputs, test.labels).items()}
+            found[f"{kind}, {how}"] = drawn.metrics(head)
     return found
 
 
@@ -441,7 +377,7 @@ def many_table(row: Mapping[str, Any]) -> str:
         "target: head with 300 rows, processor": f"{row['target']:.2f} s",
         "load of the machine": f"{row['load']:.1f}",
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {cell} |" for name, cell in cells.items())])
+    return markdown(("", ""), cells.items())
 
 
 FEDERATION = """\
@@ -488,9 +424,9 @@ def whole_round() -> dict[str, float]:
     return {part: median(run[part] for run in runs) for part in runs[0]}
 
 
-def times_table(head: str, times: Mapping[str, float]) -> str:
+def times_table(head: tuple[str, str], times: Mapping[str, float]) -> str:
     """Return seconds by name."""
-    return "\n".join([f"| {head} |", "|---|---|", *(f"| {name} | {seconds:.2f} |" for name, seconds in times.items())])
+    return markdown(head, ((name, f"{seconds:.2f}") for name, seconds in times.items()))
 
 
 def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -501,8 +437,8 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     listed = [row for row in listed if row["data"] not in (SPEED, MANY)]
     return {
         "many": many_table(many_sources),
-        "speed": times_table("step | processor time, s", speed["seconds"]),
-        "round": times_table("part of a round | wall clock, s", speed["round"]),
+        "speed": times_table(("step", "processor time, s"), speed["seconds"]),
+        "round": times_table(("part of a round", "wall clock, s"), speed["round"]),
         "accuracy": table(listed, COLUMNS[:3]),
         "source_weights": source_weights_table(row for row in listed if "source weights" in row),
         "alignment": alignment_table(row for row in listed if "alignment" in row),
@@ -511,70 +447,61 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def table(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> str:
+def table(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
     """Return a table in Markdown."""
-    names = list(columns)
-    lines = [f"| data | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for row in rows:
-        cells = [f"{row[name]['mean']:.1f} ± {row[name]['deviation']:.1f}" if name in row else "–" for name in names]
-        lines.append(f"| {row['data']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    lines = (
+        (row["data"], *(f"{row[of]['mean']:.1f} ± {row[of]['deviation']:.1f}" if of in row else "–" for of in columns))
+        for row in rows
+    )
+    return markdown(("data", *columns), lines)
 
 
 def source_weights_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a table in Markdown of what source weights gain at the targets that did not choose them."""
-    lines = ["| data | kind | chosen | gain where it was chosen | plain | weighed | gain |", "|---" * 7 + "|"]
+    lines = []
     for row in rows:
         for kind in KINDS[:2]:
             of = row["source weights"][kind]
             chosen = f"{of['distance']}, {of['strength']:g}" if of["strength"] else "no weights"
-            gains = f"{of['gain at validation']:+.1f} | {of['plain']:.1f} | {of['weighed']:.1f}"
-            lines.append(f"| {row['data']} | {kind} | {chosen} | {gains} | {of['weighed'] - of['plain']:+.1f} |")
-    return "\n".join(lines)
+            plain, weighed = of["plain"], of["weighed"]
+            gains = f"{of['gain at validation']:+.1f}", f"{plain:.1f}", f"{weighed:.1f}", f"{weighed - plain:+.1f}"
+            lines.append((row["data"], kind, chosen, *gains))
+    return markdown(("data", "kind", "chosen", "gain where it was chosen", "plain", "weighed", "gain"), lines)
 
 
 def alignment_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a table in Markdown of what aligned moments gain at the first target of a data set, and at the others."""
-    lines = ["| data | kind | aligned | gain at the first target | other targets, plain | gain |", "|---" * 6 + "|"]
+    lines = []
     for row in rows:
         of = row["alignment"]
         for kind, how in itertools.product(KINDS[:2], ALIGNED[1:]):
             one = of[f"{kind}, {how}"]
             first = f"{one['validation']:+.1f} ± {one['error']:.1f}"
             gain = f"{fmean(one['others'].values()):+.1f}"
-            lines.append(f"| {row['data']} | {kind} | {how} | {first} | {of['plain'][kind]:.1f} | {gain} |")
-    return "\n".join(lines)
+            lines.append((row["data"], kind, how, first, f"{of['plain'][kind]:.1f}", gain))
+    return markdown(("data", "kind", "aligned", "gain at the first target", "other targets, plain", "gain"), lines)
 
 
 def class_weights_table(means: Mapping[str, Mapping[str, float]]) -> str:
     """Return a table in Markdown of what class weights do."""
     shown = ("accuracy", "balanced_accuracy", "auroc")
-    lines = ["| class weights | accuracy | balanced accuracy | AUROC |", "|---|---|---|---|"]
-    lines += [f"| {key} | {' | '.join(f'{of[one]:.1f}' for one in shown)} |" for key, of in means.items()]
-    return "\n".join(lines)
+    lines = ((key, *(f"{of[one]:.1f}" for one in shown)) for key, of in means.items())
+    return markdown(("class weights", "accuracy", "balanced accuracy", "AUROC"), lines)
+
+
+STUDIES = {"measure": measured, "align": aligned, "balance": balanced, "speed": timed, "many": many}
 
 
 def main() -> int:
     """Measure, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--measure", action="store_true")
-    parser.add_argument("--weigh", action="store_true")
-    parser.add_argument("--align", action="store_true")
-    parser.add_argument("--balance", action="store_true")
-    parser.add_argument("--speed", action="store_true")
-    parser.add_argument("--many", action="store_true")
+    for name in STUDIES:
+        parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--data-dir", type=Path, default=Path())
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA), metavar="NAME")
     asked = parser.parse_args()
-    for study in (
-        *[measured] * asked.measure,
-        *[weighed] * asked.weigh,
-        *[aligned] * asked.align,
-        *[balanced] * asked.balance,
-        *[timed] * asked.speed,
-        *[many] * asked.many,
-    ):
+    for study in (study for name, study in STUDIES.items() if getattr(asked, name)):
         rows = {row["data"]: row for row in json.loads(FIGURES.read_text())["rows"]}
         for row in study(asked.data_dir, asked.seeds, asked.data):
             rows[row["data"]] = rows.get(row["data"], {}) | row

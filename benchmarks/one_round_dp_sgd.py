@@ -21,7 +21,7 @@ from statistics import fmean, stdev
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from one_round import DATA, EPSILONS, FIGURES, Data, _rows, multiplier_for, samples, task_of
+from one_round import DATA, EPSILONS, FIGURES, Data, multiplier_for, of_head, samples, task_of
 from studies import as_text, this_machine
 
 from securefda.tasks import Samples
@@ -137,7 +137,7 @@ def _parts(data: Data, target: str, seed: int, folder: Path) -> tuple[Part, Part
     task = task_of(data, target, seed, folder)
 
     def part(rows: Samples) -> Part:
-        return Part(*_rows(task, data, rows), lambda outputs: task.metrics(outputs, rows.labels)[data.metric])
+        return Part(*of_head(task, data, rows), lambda outputs: task.metrics(outputs, rows.labels)[data.metric])
 
     own, test = (part(samples(of(target))) for of in (task.train_data, task.test_data))
     return own, test, [part(samples(task.train_data(site))) for site in task.settings.sources]

@@ -75,7 +75,9 @@ def gain(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _one(data: Data, target: str, seed: int, folder: Path) -> dict[str, Any]:
     """Return the pairs of test rows that are compared, those that each column has right, and balanced accuracies."""
-    task, test, outputs = fitted(data, target, seed, folder, noises=())
+    drawn, heads = fitted(data, target, seed, folder, noises=())
+    task, test = drawn.task, drawn.test
+    outputs = {column: drawn.outputs(head) for column, head in heads.items()}
     train = samples(task.train_data(target))
     sources = [samples(task.train_data(site)) for site in task.settings.sources]
     found: dict[str, Any] = {
@@ -263,8 +265,8 @@ def hospitals(folder: Path) -> Iterator[dict[str, Any]]:
             data = replace(regions, sites=(target, *sources), folder=".")
             values = []
             for seed in SEEDS:
-                task, test, outputs = fitted(data, target, seed, Path(made), noises=())
-                values.append(100 * task.metrics(outputs["labels"], test.labels)[data.metric])
+                drawn, heads = fitted(data, target, seed, Path(made), noises=())
+                values.append(drawn.metrics(heads["labels"])[data.metric])
             run = simulated("eicu", data, (*SMALL_SITES, *_sites(data, target)), 0, Path(made))
         found = {"mean": fmean(values), "deviation": stdev(values), "first": values[0], "run": run}
         yield {"study": "hospitals", "target": target, "rows": rows, **found}
