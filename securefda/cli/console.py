@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib import import_module
 from statistics import fmean
 from typing import Any, TextIO
 
@@ -205,7 +204,7 @@ def _notebook_display() -> Callable[..., Any] | None:
     """Return IPython's ``display`` if this process is the kernel of a notebook; imports nothing otherwise."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return import_module("IPython.display").display if hasattr(shell, "kernel") else None
+    return sys.modules["IPython.display"].display if hasattr(shell, "kernel") else None
 
 
 class Cell(io.StringIO):

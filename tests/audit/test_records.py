@@ -293,7 +293,7 @@ def test_changed_bytes_are_refused_or_are_another_record_in_its_one_encoding(dat
 
 
 def test_record_of_a_later_release_is_not_called_malformed() -> None:
-    with pytest.raises(NewerVersion, match="version 2"):
+    with pytest.raises(NewerVersion, match="format 2"):
         Record.parse(changed(v=2, more="fields"))
 
 

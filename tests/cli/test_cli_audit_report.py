@@ -220,7 +220,7 @@ def test_the_page_says_when_it_was_made_and_has_a_glossary_and_a_block_to_sign(h
 
 def test_bytes_are_those_of_each_sites_own_log(tmp_path: Path) -> None:
     page = page_of(Logs(tmp_path / "run").write(1))
-    assert page.row("traffic", "source-1") == ["source-1", "3", "78.5 KiB", "2", "39.2 KiB"]
+    assert page.row("traffic", "source-1") == ["source-1", "3", "78.6 KiB", "2", "39.2 KiB"]
 
 
 def test_one_log_alone_says_what_it_cannot_know(tmp_path: Path) -> None:

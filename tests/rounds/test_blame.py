@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from rounds_federation import TARGET, AnySigned, Build
+from rounds_federation import TARGET, AnySigned, Build, signer
 
 from securefda.errors import FaultyAggregatorError, QuorumLost
-from securefda.protocol.messages import Header, KeyList, Refusal, ShareBundle
+from securefda.protocol.messages import Header, Join, KeyList, Refusal, ShareBundle
 from securefda.source.standing import HINT, MOST_BROKEN_IN_A_ROW
 
 VICTIM = 2
@@ -82,9 +82,16 @@ def test_other_sources_do_not_hear_of_a_refusal(build: Build) -> None:
 
 
 def test_another_version_of_a_source_is_worth_a_word(build: Build) -> None:
+    def link(sender: int, _: int, message: AnySigned) -> AnySigned:
+        if sender != 1 or not isinstance(body := message.body, Join):
+            return message
+        other = replace(body, build=replace(body.build, software_version="9.8.7"))
+        return signer(1).sign(message.envelope.session_id, message.envelope.context, other)
+
     federation = build(rounds=1)
+    federation.link = link
     federation.open().go()
-    assert "source-1 runs securefda 1, the aggregator " in federation.watch.text
+    assert "source-1 runs securefda 9.8.7 (wire version 1), the aggregator securefda " in federation.watch.text
     assert federation.statuses == ["finished"]
 
 
