@@ -13,10 +13,16 @@ from rounds_fixed import fix
 from rounds_liars import Liar
 
 from securefda.aggregator.rounds import is_silenced
+from securefda.local.simulator import simulate
+from securefda.operations.progress import SilentReporter
+from securefda.operations.records import NO_PART
+from securefda.operations.run_folder import read_run
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Advertise, Granularity, Header, MaskedInput, ShareBundle, Visibility
 from securefda.protocol.share_boxes import box_bytes
 from securefda.rules import caps_for, contribution_norms, fedgp, norm_codes, norms_of
+from securefda.samples import sample
+from securefda.site.config import load_federation
 
 INDIVIDUAL, COHORT, SUM = Visibility
 N = 5
@@ -296,3 +302,13 @@ def test_sources_without_a_part_in_three_rounds_in_a_row(
     assert is_silenced(line, records) is silenced
     assert not is_silenced(line, [{"silenced": True}, *records])
     assert not is_silenced({"source_share": 0.0}, records)  # a round of the target alone
+
+
+@pytest.mark.parametrize(("name", "sources"), [("digits", 5), ("digits", 4), ("three_hospitals", 3)])
+def test_honest_sources_have_a_part_in_every_step_by_default(tmp_path: Path, name: str, sources: int) -> None:
+    short = ["strategy.rounds=4", "strategy.warm-up-rounds=2", "strategy.compare-target-only=false"]
+    named = list(load_federation(sample(name)).federation.sources[:sources])
+    simulate(load_federation(sample(name), [*short, f"federation.sources={named}"]), tmp_path, 0, SilentReporter())
+    lines = read_run(tmp_path).rounds
+    assert [line["emptied"] for line in lines] == [[]] * 4
+    assert min(line["source_share"] for line in lines) >= NO_PART
