@@ -531,8 +531,8 @@ class SessionSection(Settings):
     beyond 65,504."""
 
     key_agreement: Literal["x25519", "x25519-mlkem768"] = "x25519-mlkem768"
-    """From what the keys of masks and share boxes derive. `x25519-mlkem768`: from X25519 and ML-KEM-768, so that who
-    keeps today's messages opens none by breaking X25519 with a quantum computer. `x25519`: from X25519 only; each
+    """From what the keys of masks and share boxes derive. `x25519-mlkem768`: from X25519 and ML-KEM-768. If a quantum
+    computer breaks X25519 one day, it opens no update in messages that somebody kept. `x25519`: from X25519 only; each
     source's policy must allow it (`key-agreements`)."""
 
     clip: Positive = 1.0
