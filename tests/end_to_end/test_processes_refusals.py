@@ -52,7 +52,7 @@ def test_an_aggregator_takes_no_source_whose_certificate_another_federation_issu
         (foreign / name).write_bytes((startup / name).read_bytes())
     source = other.start("source-1")
     code = ExitCode(source.end())
-    assert code in (ExitCode.CERTIFICATE, ExitCode.CONFIG, ExitCode.CONNECTION), source.text
+    assert code in (ExitCode.CERTIFICATE, ExitCode.CONFIG, ExitCode.PEER), source.text
     assert_one_clear_line(source, code)
 
 
