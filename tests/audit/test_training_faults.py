@@ -38,8 +38,9 @@ def test_a_loss_that_rises_is_said_with_its_figures() -> None:
 
 def test_the_sources_loss_counts_by_rows() -> None:
     seen = [[{"rows": 30, "loss": low}, {"rows": 10, "loss": 4.0}, {"rows": 5, "loss": None}] for low in (0.0, 4.0)]
-    (fault,) = training_faults(record(*({"seen": one} for one in seen)))
+    (fault,) = training_faults(record(*({"rule": "source_only", "seen": one} for one in seen)))
     assert fault == "The sources' mean training loss rose from 1 in round 1 to 4 in round 2."
+    assert training_faults(record(*({"rule": "fedda_auto", "seen": one} for one in seen))) == []
 
 
 @pytest.mark.parametrize(

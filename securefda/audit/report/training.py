@@ -15,6 +15,7 @@ from securefda.audit.log_files import AuditError
 from securefda.operations.records import REPORTED_ROUNDS, RoundLine
 from securefda.protocol.messages import Refusal
 from securefda.protocol.roster import Roster
+from securefda.rules import Rule
 from securefda.text import names
 from securefda.transport.wire import WireError, decode_signed
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _DIVERGED: Final = "DIVERGED"
 """The key with which a source refuses whose own training diverges."""
+_OF_SOURCES: Final = (Rule.SOURCE_ONLY, Rule.FEDAVG)
+"""Rules that lower the sources' loss; under any other the model turns to the target, and their loss may well rise."""
 _RISE: Final = 1.1
 """A loss that ends higher than this times its lowest is said to have risen."""
 
@@ -83,7 +86,7 @@ def _target_losses(rounds: Sequence[RoundLine]) -> list[tuple[int, float]]:
 def _source_losses(rounds: Sequence[RoundLine]) -> list[tuple[int, float]]:
     """Round and mean over the rows of all sums and updates that say a loss; none with noise."""
     losses = []
-    for line in rounds:
+    for line in (line for line in rounds if line.get("rule") in _OF_SOURCES):
         told = [(seen["rows"], seen["loss"]) for seen in line.get("seen", ()) if seen.get("loss") is not None]
         if rows := sum(count for count, _ in told):
             losses.append((line["round"], sum(count * loss for count, loss in told if loss is not None) / rows))
