@@ -101,7 +101,7 @@ audit-deps: $(TOOLS)/.ready
 
 OUT := dist
 release: $(READY) $(TOOLS)/.ready
-	@PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(BIN)/python release.py build "$(OUT)" $(if $(KEY),--sign "$(KEY)")
+	@PATH="$(CURDIR)/$(TOOLS)/bin:$$PATH" $(BIN)/python .ci/release.py build "$(OUT)" $(if $(KEY),--sign "$(KEY)")
 
 clean:
 	rm -rf $(VENV) $(TOOLS) docs/_build build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

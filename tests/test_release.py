@@ -37,7 +37,8 @@ def repository(folder: Path, version: str, changelog: str) -> Path:
     (folder / "securefda").mkdir(parents=True)
     (folder / "securefda" / "__init__.py").write_text(f'__version__ = "{version}"\n')
     (folder / "CHANGELOG.md").write_text(changelog)
-    shutil.copy(ROOT / "release.py", folder)
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "release.py", folder / ".ci")
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "--message", "All")
@@ -46,7 +47,7 @@ def repository(folder: Path, version: str, changelog: str) -> Path:
 
 def refused(folder: Path, *arguments: str) -> str:
     """The error line of a command that makes nothing."""
-    command = [sys.executable, "release.py", *arguments]
+    command = [sys.executable, ".ci/release.py", *arguments]
     done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == ""
@@ -75,7 +76,7 @@ def test_the_notes_of_a_version_end_where_the_next_one_begins(tmp_path: Path) ->
     text = "# Changelog\n\n## 2.0 (2030-01-02)\n\n### Runs\n- New.\n\n## 1.0 (2029-01-02)\n- Old.\n"
     folder = repository(tmp_path, "2.0", text)
     for version, notes in {"2.0": "### Runs\n- New.\n", "1.0": "- Old.\n"}.items():
-        command = [sys.executable, "release.py", "notes", version]
+        command = [sys.executable, ".ci/release.py", "notes", version]
         assert subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout == notes
 
 

@@ -1,7 +1,7 @@
 """Builds what a release consists of, the same bytes on any machine, and prints the notes of a version.
 
-    python release.py notes [VERSION]              the section of the changelog: of the version of the last commit
-    python release.py build FOLDER [--sign KEY]    of the last commit: the files below
+    python .ci/release.py notes [VERSION]              the section of the changelog: of the version of the last commit
+    python .ci/release.py build FOLDER [--sign KEY]    of the last commit: the files below
 
 FOLDER gets the wheel, the sdist, the locks, ``sbom.cdx.json`` (CycloneDX: the locked packages with their hashes),
 ``provenance.json`` (in-toto and SLSA: commit, locks and tools), ``NOTES.md``, and ``SHA256SUMS`` of these. With a key
@@ -28,7 +28,7 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 IN_SBOM = ("requirements.lock", "requirements-torch-cpu.lock")
 LOCKS = (*IN_SBOM, "requirements-torch-cuda.lock")
 SUMS = "SHA256SUMS"
