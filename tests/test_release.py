@@ -10,8 +10,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
-
 import release
+
 import securefda
 
 ROOT = Path(__file__).parents[1]

@@ -40,7 +40,7 @@ def test_bench_measures_a_session_of_real_processes_with_a_source_that_leaves(ca
     assert (figures["sources"], figures["dropped"], figures["threshold"]) == (4, 1, 3)
     assert figures["source_processes"] == 4
     assert figures["modulus_bits"] == 20
-    assert 2.5 < figures["masked_upload_bytes_per_parameter"] < 2.7
+    assert 2.5 < figures["masked_upload_bytes_per_parameter"] < 3  # keys and boxes, too, of 1,200 bytes each
     assert 4.0 < figures["plain_upload_bytes_per_parameter"] < 4.2
     phases = [value for name, value in figures.items() if name.startswith("phase_")]
     assert 0 < sum(phases) <= figures["session_s"] * 1.5
@@ -120,7 +120,7 @@ def test_every_source_that_stays_does_every_step_and_one_that_leaves_only_two():
 def test_a_source_sends_its_masked_input_once_and_its_messages_are_counted():
     short, long = (measured_session(Job("", 3, params, 0)) for params in (1000, 2000))
     masked = 2500 + 4 * N_STATISTICS
-    assert masked < short.up[1] < masked + 2000
+    assert masked < short.up[1] < masked + 6000
     assert 2500 <= long.up[1] - short.up[1] < 2510  # the vector alone grew, but for the length that is announced
     assert 0 <= long.down[1] - short.down[1] < 10
 

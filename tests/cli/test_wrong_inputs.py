@@ -1375,7 +1375,7 @@ MINE = {
 }
 """Files of the user's: too few of them, or one where a command would write."""
 
-EXACT = "config show federation.toml --set strategy.estimator"
+EXACT = "config show federation.toml --set strategy.rule=fedgp_auto --set strategy.estimator"
 ATTENTION = "--set strategy.rule=fada_attention --set training.labels=none"
 GAINS = f"config show kits/target {ATTENTION} --set strategy.attention-gain"
 COLORED = "bench accuracy --suite colored-mnist"

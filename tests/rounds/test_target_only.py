@@ -137,5 +137,5 @@ def test_a_model_file_says_which_model_it_is(tmp_path: Path) -> None:
     with safe_open(tmp_path / "model.safetensors", "np") as file:
         said = json.loads(file.metadata()["securefda"])
     assert (said["task"], said["run"]) == (summary.task, summary.run_id)
-    assert (said["round"], said["rule"], said["securefda"]) == (2, "fedgp_auto", __version__)
+    assert (said["round"], said["rule"], said["securefda"]) == (2, "fedda_auto", __version__)
     assert len(bytes.fromhex(said["architecture"])) == 32
