@@ -24,6 +24,7 @@ import adapted_members
 import attacks
 import demo
 import dp_speed
+import few_sources
 import full_data
 import full_data_sweeps
 import gpu
@@ -70,6 +71,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
+        "few_sources": few_sources.tables(figures("few_sources")["rows"]),
         "attacks": attacks.tables(figures("attacks")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
