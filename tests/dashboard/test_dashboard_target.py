@@ -198,7 +198,7 @@ def test_only_settings_that_the_rule_uses_are_shown(target: Site) -> None:
     target.summary(1, strategy={"rule": "fedgp_auto", "filter": True, "ditto-lambda": 0.1, "knn-scale": 1.0})
     folds = {part.key: part for part in Pages(target.kit).look().section("settings").parts if isinstance(part, Fold)}
     kept, unused = (dict(part.facts) for key in ("kept", "unused") for part in folds[key].parts)  # type: ignore[union-attr]
-    assert kept == {"strategy.rule": '"fedgp_auto"', "strategy.filter": "true"}
+    assert kept == {"strategy.filter": "true"}
     assert list(unused) == ["strategy.ditto-lambda", "strategy.knn-scale"]
 
 
