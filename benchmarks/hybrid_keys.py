@@ -3,24 +3,27 @@
     python benchmarks/hybrid_keys.py --measure    sessions of each size (some minutes), write hybrid_keys.json
     python benchmarks/hybrid_keys.py [--check]    print the table from hybrid_keys.json
 
-All sites' state machines run each session, every message as bytes. ``--check`` ends with 1 where a size is missing.
+All sites' state machines run each session, every message as bytes. Rounds are those of ``securefda run``, each site a
+process. ``--check`` ends with 1 where a size is missing or a round costs more than `MOST`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from studies import of_bounds, this_machine
+from round_pairs import round_ms
+from studies import markdown, of_bounds, this_machine
 
 from securefda.bench.secagg.job import Job
 from securefda.bench.secagg.secagg_bench import grid_jobs
 from securefda.bench.secagg.session import measured_session, session_figures
 
-FIGURES = Path(__file__).parent / "hybrid_keys.json"
+FIGURES, TREE = Path(__file__).parent / "hybrid_keys.json", Path(__file__).resolve().parent.parent
 PARAMS, PLAIN, HYBRID = 100_000, "x25519", "x25519-mlkem768"
 Cell = Mapping[str, Any]
 
@@ -40,7 +43,8 @@ class Size:
         return grid_jobs([self.sources], [PARAMS], [self.dropped], self.colluders)[0]
 
 
-SIZES = (Size(5, 1, 3), Size(50, 5, 1, 1), Size(100, 10, 1))
+SIZES = (Size(5, 1, 5), Size(10, 2, 5), Size(50, 5, 1, 1), Size(100, 10, 1))
+PAIRS, ROUNDS, MOST = 5, 13, 1.05
 
 
 def _in_turns(size: Size) -> dict[str, Any]:
@@ -70,7 +74,18 @@ def measure() -> dict[str, Any]:
     for size in SIZES:
         cells.append(_in_turns(size))
         print(f"N = {size.sources}: {cells[-1]}", file=sys.stderr, flush=True)
-    return {"machine": this_machine(), "cells": cells}
+    return {"machine": this_machine(), "cells": cells, "rounds": _whole_rounds(sources=10)}
+
+
+def _whole_rounds(sources: int) -> dict[str, Any]:
+    """Milliseconds of a round with each kind of keys, medians of runs in turns, and the median ratio of a pair."""
+    found: dict[str, list[float]] = {PLAIN: [], HYBRID: []}
+    for pair in range(PAIRS):
+        for kind in (PLAIN, HYBRID) if pair % 2 else (HYBRID, PLAIN):
+            setting = f"session.key-agreement={kind}"
+            found[kind].append(round_ms(TREE, PARAMS, ROUNDS, sources=sources, settings=(setting,)))
+    ratio = median(hybrid / plain for plain, hybrid in zip(found[PLAIN], found[HYBRID], strict=True))
+    return {"sources": sources, "pairs": PAIRS, "ratio": ratio} | {kind: median(of) for kind, of in found.items()}
 
 
 LINES = (
@@ -81,8 +96,9 @@ LINES = (
 )
 
 
-def tables(cells: Sequence[Cell]) -> dict[str, str]:
-    """The table as Markdown, by name: of each size X25519 alone, then both."""
+def tables(figures: Mapping[str, Any]) -> dict[str, str]:
+    """The tables as Markdown, by name: of each size X25519 alone, then both; and of whole rounds."""
+    cells = figures["cells"]
     heads = [
         f"N = {cell['sources']}" + (f", {cell['neighbours']} neighbours" if _on_a_ring(cell) else "") for cell in cells
     ]
@@ -90,22 +106,26 @@ def tables(cells: Sequence[Cell]) -> dict[str, str]:
     for words, name, form, factor in LINES:
         pairs = [[form.format(factor * cell[kind][name]) for kind in (PLAIN, HYBRID)] for cell in cells]
         lines.append(f"| {words} | {' | '.join(' → '.join(pair) for pair in pairs)} |")
-    return {"costs": "\n".join(lines)}
+    rounds = figures["rounds"]
+    cell = f"{rounds[PLAIN]:.0f} → {rounds[HYBRID]:.0f} ms, {rounds['ratio']:.2f} times"
+    whole = markdown(("a round of processes", f"N = {rounds['sources']}"), [("all sites on two cores", cell)])
+    return {"costs": "\n".join(lines), "rounds": whole}
 
 
 def _on_a_ring(cell: Cell) -> bool:
     return int(cell["neighbours"]) < int(cell["sources"]) - 1
 
 
-def misses(cells: Sequence[Cell]) -> list[str]:
-    """A line for each size that is missing."""
-    there = {cell["sources"] for cell in cells}
-    return [f"MISSING: N = {size.sources}" for size in SIZES if size.sources not in there]
+def misses(figures: Mapping[str, Any]) -> list[str]:
+    """A line for each size that is missing, and for a round that costs too much."""
+    there, ratio = {cell["sources"] for cell in figures["cells"]}, figures["rounds"]["ratio"]
+    missing = [f"MISSING: N = {size.sources}" for size in SIZES if size.sources not in there]
+    return missing + ([f"MISSED: a round takes {ratio:.3f} times as long, must be {MOST}"] if ratio > MOST else [])
 
 
 def main() -> int:
     """Measure where asked to, then say what was measured."""
-    return of_bounds(__doc__ or "", FIGURES, "all sizes", measure, lambda cells: tables(cells)["costs"], misses)
+    return of_bounds(__doc__ or "", FIGURES, measure, tables, misses)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "dp_speed": dp_speed.tables(figures("dp_speed")),
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
-        "hybrid_keys": hybrid_keys.tables(figures("hybrid_keys")["cells"]),
+        "hybrid_keys": hybrid_keys.tables(figures("hybrid_keys")),
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
         "few_sources": few_sources.tables(figures("few_sources")["rows"]),
         "attacks": attacks.tables(figures("attacks")["rows"]),
