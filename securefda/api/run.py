@@ -14,7 +14,7 @@ from securefda.api.shown import explained, html_table
 from securefda.errors import ConfigError
 from securefda.operations.records import RoundLine, metrics_in, round_seconds
 from securefda.operations.report import metric_points, write_report
-from securefda.operations.run_folder import read_run
+from securefda.operations.run_folder import RunRecord, read_run
 from securefda.operations.run_list import FoundRun, found_run, runs_below
 from securefda.operations.summary_text import ALONE, WARM, help_text, interval_text
 from securefda.task_metric import TaskMetric, with_balance
@@ -78,8 +78,8 @@ def _difference(found: FoundRun, name: str) -> Difference | None:
 class Run:
     """A run on this machine, finished or not: the contents of its folder.
 
-    `Federation.simulate` and `Federation.run` return one, and :meth:`open` reads a folder. What is read stays as it
-    was then; open the folder again for what has come since.
+    `Federation.simulate` and `Federation.run` return one, and :meth:`open` reads a folder. Figures stay as they were
+    then; open the folder again for what has come since.
 
     Attributes:
         path: the run's folder.
@@ -102,7 +102,9 @@ class Run:
             ConfigError: there is no run in the folder, or a file of it is damaged.
         """
         with explained():
-            return cls(found_run(Path(folder)), task)
+            run = cls(found_run(Path(folder)), task)
+            run._record = read_run(run.path)  # now: a run with fresh=True may come into the folder
+            return run
 
     @property
     def status(self) -> str:
@@ -137,17 +139,20 @@ class Run:
         """The settings that the run's summary holds, by dotted key."""
         return dict(self._found.settings)
 
-    @cached_property
+    @property
     def summary(self) -> Mapping[str, Any]:
         """What ``summary.json`` holds; empty until the run has ended."""
-        with explained():
-            return read_run(self.path).summary or {}
+        return self._record.summary or {}
 
-    @cached_property
+    @property
     def rounds(self) -> tuple[RoundLine, ...]:
         """The line of each round, as ``metrics.jsonl`` has it."""
+        return self._record.rounds
+
+    @cached_property
+    def _record(self) -> RunRecord:
         with explained():
-            return read_run(self.path).rounds
+            return read_run(self.path)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas data frame with a row for each round, by its number.

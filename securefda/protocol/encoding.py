@@ -186,22 +186,29 @@ class Quantisation:
         values[self.layer_length :] = np.rint(given.astype(np.float64) * self.statistic_q_max).astype(np.uint32)
         return values
 
-    def pack(self, vector: RingVector) -> memoryview:
+    def pack(self, vector: RingVector, behind: bytes = b"") -> memoryview:
         """The wire bytes of a ring vector, little-endian: k bits of each parameter without gaps, then the statistics.
 
         Args:
-            vector: shape ``(length,)``; if k is 32, the result can share its memory.
+            vector: shape ``(length,)``; if k is 32, the result can share its memory, and with ``behind`` takes it.
+            behind: what follows, a multiple of 4 bytes.
 
         Returns:
-            ``nbytes`` bytes.
+            ``nbytes`` bytes, and those behind.
         """
         self._require_vector(vector)
         if self.modulus_bits == STATISTIC_BITS:
-            return np.ascontiguousarray(vector, dtype="<u4").data.cast("B")
-        packed = np.empty(self.nbytes, np.uint8)
+            words = np.ascontiguousarray(vector, dtype="<u4")
+            if behind:
+                words = words if words.flags.owndata else words.copy()
+                words.resize(len(words) + len(behind) // 4, refcheck=False)  # grows in place: no second vector
+                words[self.length :] = np.frombuffer(behind, "<u4")
+            return words.data.cast("B")
+        packed = np.empty(self.nbytes + len(behind), np.uint8)
         of_layers = packed_bytes(self.layer_length, self.modulus_bits)
         pack_into(vector[: self.layer_length], self.modulus_bits, packed[:of_layers])
-        packed[of_layers:].view("<u4")[:] = vector[self.layer_length :]
+        packed[of_layers : self.nbytes].view("<u4")[:] = vector[self.layer_length :]
+        packed[self.nbytes :] = np.frombuffer(behind, np.uint8)
         return packed.data
 
     def unpack(self, data: bytes | bytearray | memoryview) -> RingVector:

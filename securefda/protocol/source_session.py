@@ -470,9 +470,7 @@ def masked_input(
         secret.erase()
     for half in itertools.chain.from_iterable(halves.values()):
         half.erase()
-    packed = encoding.pack(encoded)
-    if recovery:
-        packed = memoryview(b"".join((packed, recovery)))
+    packed = encoding.pack(encoded, recovery)
     digest = sha256(packed).digest()
     message = session.sign(state.ctx2, MaskedInput(digest, len(packed)))
     return AwaitingSurvivors(session, state.ctx2, state.cohorts, secrets.moved(), digest), message, packed

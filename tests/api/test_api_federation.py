@@ -112,7 +112,7 @@ def test_a_fresh_run_is_trained_again() -> None:
 def test_other_settings_seeds_rows_and_models_make_another_run() -> None:
     made = federation()
     paths = [made.simulate(quiet=True).path, made.simulate(seed=1, quiet=True).path]
-    paths += [made.simulate(rounds=3, quiet=True).path, federation(rule="fedda_auto").simulate(quiet=True).path]
+    paths += [made.simulate(rounds=3, quiet=True).path, federation(rule="fedgp_auto").simulate(quiet=True).path]
     for model, given in ((linear, data(a=rows(41))), (deep, data())):
         task = securefda.task_from(model, given, rows(seed=9))
         paths.append(securefda.Federation(task, "clinic", name="small", **SHORT).simulate(quiet=True).path)

@@ -28,7 +28,15 @@ from securefda.transport.wire import decode_signed
 
 POLICY_COMMENT = "canary-0c59: the ward is afraid of the insurer"
 KEY_FILES = (*SECRET_FILES, TRAINING_KEY_FILE)
-PLANTED_IN = {"federation.toml", "settings.toml", "aggregator.toml", "source.toml", "policy.toml", *KEY_FILES}
+PLANTED_IN = {
+    "federation.toml",
+    "settings.toml",
+    "aggregator.toml",
+    "source.toml",
+    "policy.toml",
+    "policy.sig",
+    *KEY_FILES,
+}
 """Names of files that hold a canary because it was put there; and what the CA's folder holds."""
 SETTINGS = (
     "strategy.rounds=1",

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from moved_clusters import MovedClusters
+from rounds_fixed import repeat_encapsulations
 
 from securefda.aggregator.adaptation import Adaptation
 from securefda.aggregator.store import AggregatorStore
@@ -99,6 +100,7 @@ def test_sources_see_a_run_of_source_only_byte_for_byte(tmp_path: Path, monkeypa
     drawn, own_keys = random.Random(), simulator.Ed25519PrivateKey
     monkeypatch.setattr(witness_of, "__defaults__", (lambda: 1.8e9,))
     monkeypatch.setattr(os, "urandom", drawn.randbytes)
+    repeat_encapsulations(monkeypatch)
 
     class Repeated:
         @staticmethod

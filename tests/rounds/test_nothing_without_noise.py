@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from depth import at_depth
 from rounds_federation import TARGET
+from rounds_fixed import repeat_encapsulations
 from rounds_private import NOISE, PrivateFederation, differing, settings_with
 from torch import nn
 
@@ -47,7 +48,7 @@ EACH_ONCE = [(plan, rule) for plan, rule in EVERY_PAIR if plan == "sum" or rule 
 
 
 @pytest.fixture(autouse=True, scope="module")
-def models_are_tried_once() -> Iterator[None]:
+def runs_repeat() -> Iterator[None]:
     """Whether rows mix in a model is tried with the first trainer of its settings: all sites have the same model."""
     tried = dict[str, TrainingSettings]()
 
@@ -58,6 +59,7 @@ def models_are_tried_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(private_trainer, "fitting", fitting_once)
+        repeat_encapsulations(patch)
         yield
 
 
