@@ -97,8 +97,10 @@ def test_every_part_is_reached_and_opened_by_keyboard(tab: Tab, source: Site) ->
         for _ in range(10):
             tab.press_tab()
             stops.append(tab.evaluate(_FOCUS))
-        summaries = [f"policy-{key}-summary" for key in ("learns", "hidden", "noise", "pays", "keeps", "rests")]
-        assert stops[:9] == ["#page", "left-table", "rounds-table", *summaries]
+        summaries = [
+            f"policy-{key}-summary" for key in ("learns", "hidden", "noise", "pays", "keeps", "agreed", "rests")
+        ]
+        assert stops == ["#page", "left-table", "rounds-table", *summaries]
         tab.evaluate("document.getElementById('policy-hidden-summary').focus()")
         tab.press_enter()
         tab.wait_until("document.getElementById('policy-hidden').open")

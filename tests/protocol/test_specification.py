@@ -52,7 +52,7 @@ RINGS = (ROOT / "threat_model" / "sfda-sa-2.md").read_text(encoding="utf-8")
 """The page of SFDA-SA/2."""
 PACKAGES = ("protocol", "source", "aggregator", "audit", "site", "transport")
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)*")
-NOT_CHECKS = {"Z", "T", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q", "TLS"} | {
+NOT_CHECKS = {"Z", "LOG", "T", "B", "BOUND", "GRPC_SSL_CIPHER_SUITES", "GRPC_VERBOSITY", "NFKC", "NONE", "Q", "TLS"} | {
     *("CREDENTIALS_DIRECTORY", "SECUREFDA_PASSPHRASE_FD"),
 }
 """Strings in these packages that look like names of checks: formats, SQL, settings of libraries, variables of the

@@ -1,4 +1,4 @@
-"""What a test fixes: a trainer whose updates it chooses, so that signs, lengths and losses are known; ciphertexts."""
+"""A trainer whose updates a test chooses, so that signs, lengths and losses are known."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from rounds_federation import TARGET, Federation
 
-from securefda.protocol import hybrid
 from securefda.training import LocalResult, Vector
 from securefda.training.trainer import SiteTrainer
 
@@ -41,19 +38,6 @@ class Fixed(SiteTrainer):
         for _ in range(STEPS if on_step else 0):
             on_step(self._update / STEPS)  # type: ignore[misc]  # it is not None
         return replace(result, update=self._update, steps=STEPS, learning_rate=LEARNING_RATE, **self._changes)
-
-
-def repeat_encapsulations(patch: pytest.MonkeyPatch) -> None:
-    """Give the same ciphertext for the same key of ML-KEM-768: the library draws what it depends on by itself."""
-    drawn, known = hybrid.encapsulated, dict[bytes, tuple[bytes, bytes]]()
-
-    def repeated(public: MLKEM768PublicKey) -> tuple[bytes, bytes]:
-        key = public.public_bytes_raw()
-        if key not in known:
-            known[key] = drawn(public)
-        return known[key]
-
-    patch.setattr(hybrid, "encapsulated", repeated)
 
 
 def fix(federation: Federation, index: int, update: Sequence[float], **changes: Any) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from encapsulations import repeat_encapsulations
 from moved_clusters import MovedClusters
-from rounds_fixed import repeat_encapsulations
 
 from securefda.aggregator.adaptation import Adaptation
 from securefda.aggregator.store import AggregatorStore

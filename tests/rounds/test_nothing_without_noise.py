@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from depth import at_depth
+from encapsulations import repeat_encapsulations
 from rounds_federation import TARGET
-from rounds_fixed import repeat_encapsulations
 from rounds_private import NOISE, PrivateFederation, differing, settings_with
 from torch import nn
 

@@ -17,6 +17,7 @@ from securefda.aggregator.sums import PartialSum
 from securefda.audit.reconcile.reconciled_runs import reconcile_folder
 from securefda.protocol.encoding import N_STATISTICS, AggregateStatistics, EncodedLayer, Quantisation, vector_from_wire
 from securefda.protocol.header_checks import quantisation
+from securefda.protocol.hybrid import RECOVERY_BYTES
 from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility
 from securefda.rules import RoundPlan, project
 from securefda.training import LocalResult, Vector
@@ -135,8 +136,9 @@ def test_first_round_of_a_rule_is_wide_and_inputs_of_the_next_are_shorter(tmp_pa
     sent = [message.body for index, _, message in federation.passed if index == ME]
     lengths = [body.length_bytes for body in sent if isinstance(body, MaskedInput)]
     m = headers[0].n_params
-    assert lengths == [-(-m * header.modulus_bits // 8) + 28 for header in headers]
-    assert [quantisation(header).nbytes for header in headers] == lengths
+    behind = 3 * RECOVERY_BYTES  # for each other source
+    assert lengths == [-(-m * header.modulus_bits // 8) + 28 + behind for header in headers]
+    assert [quantisation(header).nbytes + behind for header in headers] == lengths
 
 
 @pytest.mark.parametrize(("projection", "follows"), [("orthogonal", True), ("cosine", False)])

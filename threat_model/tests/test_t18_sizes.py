@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from encapsulations import repeat_encapsulations
 
 from securefda.protocol.messages import (
     Advertise,
@@ -184,13 +185,14 @@ def sent_with_same_coins(staged: MakesStage, rows: Mapping[int, int], **options:
 @pytest.mark.parametrize("visibility", LEVELS)
 @pytest.mark.parametrize("rule", ["source_only", "fedgp_auto"])
 def test_nothing_but_the_masked_input_and_digests_of_it_depends_on_the_data(
-    staged: MakesStage, visibility: Visibility, rule: str
+    staged: MakesStage, visibility: Visibility, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two plays with the same coins and other rows, losses, steps and updates, compared byte by byte.
 
     Without a norm cap, whose rows go sealed from source to source. Checkpoints that follow on the input are of logs
     that hold its digest, and a receipt is for the model that came of all.
     """
+    repeat_encapsulations(monkeypatch)
     options = {"visibility": visibility, "settings": {"strategy": Strategy(rule=rule, rounds=1), "kappa": 0.0}}
     one = sent_with_same_coins(staged, sites_with(*ROWS), updates=known_update, **options)
     other = sent_with_same_coins(staged, sites_with(*reversed(ROWS)), **options)
