@@ -125,6 +125,16 @@ def guessed_right(epsilon: float) -> float:
     return math.ceil(10_000 / (1 + math.exp(-epsilon))) / 100  # an upper bound is rounded up
 
 
+def found_at_most(epsilon: float, delta: float) -> int:
+    """Return how many of 100 used rows anybody can find who takes one in a hundred unused ones for used.
+
+    Kairouz, Oh and Viswanath, "The composition theorem for differential privacy", ICML 2015, equation 3.
+    """
+    alarms = 0.01
+    most = min(math.exp(epsilon) * alarms + delta, 1 - math.exp(-epsilon) * (1 - alarms - delta))
+    return math.ceil(100 * most)
+
+
 def _spent(ledger: Path, policy: SourcePolicy) -> Spent:
     rows = rows_of(ledger)
     used = epsilon(charged(rows), policy.dp.target_delta, policy.dp.accountant)
@@ -139,7 +149,7 @@ def page_of(dossier: Dossier) -> Page:
         f"What {dossier.site} agrees to",
         (
             f"Federation {kit.federation_id}, list of sites no. {kit.roster.epoch}. Policy of {kit.entry.legal_entity} "
-            f"({dossier.site}) as of {dossier.today}. Template: {template}.",
+            f"({dossier.site}) as of {dossier.today}. Made from: {template}.",
             f"SHA-256 of the policy: {dossier.digest}",
         ),
         _state(dossier),
@@ -151,7 +161,7 @@ def page_of(dossier: Dossier) -> Page:
             Section("noise", "What ε (epsilon) means here", tuple(_noise(dossier))),
             Section("rest", "What remains at risk", (Lines([("care", line) for line in _rest(dossier)]),)),
             Section("time", "How long, how to stop, what cannot be undone", (Facts(tuple(_time(dossier))),)),
-            Section("words", "Words", (Facts(_WORDS),)),
+            Section("words", "Words", (Facts(tuple(_words(dossier))),)),
             Section("signatures", "Signatures", (_signatures(dossier),)),
         ),
     )
@@ -160,10 +170,11 @@ def page_of(dossier: Dossier) -> Page:
 def _state(dossier: Dossier) -> State:
     agreed = dossier.policy.agreement
     lines: list[Line] = [
-        ("", f"Purpose: {agreed.purpose or _NOT_STATED}"),
-        ("", f"Legal basis: {agreed.legal_basis or _NOT_STATED}"),
+        ("", f"Purpose (a statement): {agreed.purpose or _NOT_STATED}"),
+        ("", f"Legal basis (a statement): {agreed.legal_basis or _NOT_STATED}"),
     ]
-    lines.append(("", f"Recipient: {agreed.recipient or dossier.target}"))
+    recipient = f"{agreed.recipient} (checked)" if agreed.recipient else dossier.target
+    lines.append(("", f"Recipient of sums and model: {recipient}. The other sources get the model, too"))
     if agreed.expires and dossier.today > agreed.expires:
         return State("failed", f"Ended on {agreed.expires}", "The source refuses every round.", lines=lines)
     if dossier.fault:
@@ -174,7 +185,8 @@ def _state(dossier: Dossier) -> State:
         )
         return State("care", "In force, and nobody has signed it by name", why, lines=lines)
     by = ", ".join(f"{person.name} ({person.role})" for person in dossier.people)
-    return State("done", "In force", f"Signed with the key of {dossier.site}, by {by}.", lines=lines)
+    why = f"Signed with the key of {dossier.site}, by {by}. Nobody verified the names that were typed."
+    return State("done", "In force", why, lines=lines)
 
 
 def _parties(dossier: Dossier) -> Table:
@@ -185,10 +197,10 @@ def _parties(dossier: Dossier) -> Table:
     elif policy.max_colluders:
         helped = f"at most {policy.max_colluders} of them may pass what they know to the target"
     else:
-        helped = "that none of them passes its own update to the target"
+        helped = "that none of them gives the target its own update, masks or keys"
     named = f" Named as trusted: {', '.join(policy.trusted_peers)}." if policy.trusted_peers else ""
     rows: list[list[Cell]] = [
-        [dossier.target, "target: gets sums and model", "nothing: it may deviate in any way"],
+        [dossier.target, "target: gets sums and model", _OF_THE_TARGET],
         [kit.entry.legal_entity, "source: this site", "its own machine, and the secrecy of its keys"],
         [first_of(others, 6), f"{counted(len(others), 'other source')}", f"{helped}.{named}"],
         [
@@ -236,7 +248,8 @@ def _data(dossier: Dossier) -> Iterator[tuple[str, str]]:
     if dossier.spent:
         counts = ", ".join(f"{one.data_set}: {counted(one.rows, 'row')}" for one in dossier.spent)
         yield "data sets with a budget", counts
-    yield "never", "rows, files, names and this policy: no message can carry them"
+    never = "rows, files, names and this policy are not sent. A sum can reveal content of rows: see who can learn what"
+    yield "never", never
 
 
 def _prepared(options: Mapping[str, object]) -> Iterator[str]:
@@ -268,6 +281,7 @@ def _leaves(dossier: Dossier) -> Table:
     }[policy.visibility]
     if policy.dp.required:
         form += ", with noise of this site"
+    counts = ", without noise" if policy.dp.required else ""
     sizes = f"{'one number a layer' if policy.norm_cap.granularity == 'layer' else 'one number'}, coarsely rounded"
     rows: list[list[Cell]] = []
     if set(rules) - {Rule.ANALYTIC}:
@@ -279,7 +293,7 @@ def _leaves(dossier: Dossier) -> Table:
         named = {"samples": "number of rows", "loss": "loss", "accuracy": "accuracy"}
         numbers = ", ".join(named[name] for name in policy.metadata.may_leave)
     beside = "beside the update, in clear" if dossier.in_clear else "as sums over the same sources"
-    rows.append([numbers, beside, target, "each round"])
+    rows.append([numbers, beside + counts, target, "each round"])
     if SELECTION in rules:
         rows.append(["estimated errors of the rules", "as sums", target, "each round"])
     if features := rules_that_send_features(policy):
@@ -288,14 +302,17 @@ def _leaves(dossier: Dossier) -> Table:
     rows.append(["the model so far", "in clear", "all sites", "each round"])
     if not dossier.in_clear:
         rows.append(["size of this site's contribution", sizes, "the other sources", "each round"])
-    rows.append(["that and when it takes part; a refused key", "in clear", target, "always"])
+    rows.append(["when it takes part, and which key of this policy refused a request", "in clear", target, "always"])
     return Table(("what", "form", "who sees it", "how often"), rows, broad=(1,))
 
 
+_OF_THE_TARGET = (
+    "nothing that limits what it sees: it may deviate in any way. What it does with the model is by contract"
+)
 _LEARNS_NOTE = (
-    "Figures: of 100 rows that were used, so many an attacker found in ten rounds of a test with handwritten digits. "
-    "It knew all rows that could be this site's, and took one in a hundred unused ones for used. Guessing finds 1. "
-    "Other data give other figures."
+    "Figures: of 100 rows that were used, so many an attack found in ten rounds of a test with handwritten digits; "
+    "uncertain by about 2. It knew all rows that could be this site's, and took one in a hundred unused ones for used. "
+    "Guessing finds 1. Other data, better attacks and more rounds give other figures. ε is that of all ten rounds."
 )
 
 
@@ -317,6 +334,7 @@ def _learns(dossier: Dossier) -> Table:
         lies += "; with made-up statistics, single row counts and lengths of updates"
     slow = rounds_to_imprint(limit)
     paced = f"{counted(slow, 'finished round')} to such a model" if slow else "pace not measured at this limit"
+    paced += "; rows found: not measured" if noise else ""
     rows.append([f"{target}, if it lies", lies + (". Noise bounds it" if noise else ""), paced])
     if not dossier.in_clear:
         spare = policy.max_colluders
@@ -326,18 +344,17 @@ def _learns(dossier: Dossier) -> Table:
             )
             rows.append([f"{target} with {spare} of the sources", helped, _found(hides, noise)])
         left = hides - 1
-        fewer = (
-            f"a sum over {left}, since the helper takes its own part out" if left > 1 else "this site's update alone"
-        )
+        fewer = f"a sum over {left}, since the other takes its own part out" if left > 1 else "this site's update alone"
         rows.append([f"{target} with {counted(spare + 1, 'source')}", fewer, _found(left, noise)])
         if others > spare + 1:
-            rows.append([f"{target} with all {others} others", "this site's update alone", _found(1, noise)])
-    rows.append(["another hospital or source alone", "every model, and the size of this site's contribution", ""])
+            rows.append([f"{target} with all other sources", "this site's update alone", _found(1, noise)])
+    alone = "from every model, whether a row that it knows was used; the size of this site's contribution"
+    rows.append(["another source alone", alone, "not measured; at least as from the final model"])
     rows.append(
         ["anyone with the final model", "whether a row that it knows was used", _found(hides, noise, model=True)]
     )
     thief = "who has this site's machine or keys (the authority, if it made them)"
-    rows.append([thief, "everything that this site knows, or could send in its name", ""])
+    rows.append([thief, "everything that this site knows, or could send in its name", "all"])
     return Table(("who", "can learn", "measured"), rows, broad=(1,))
 
 
@@ -345,8 +362,9 @@ def _found(sources: int, noise: float | None, *, model: bool = False) -> str:
     """Say what attacks found, for no more sources and no less noise than were measured."""
     found = members_in(sources, noise)
     count = found.in_model if model else found.in_sums
-    of = "final model" if model else "updates in clear" if found.sources == 1 else f"sums over {found.sources}"
-    return f"{count} of 100 ({of}, {'no noise' if found.epsilon is None else f'ε = {found.epsilon:g}'})"
+    of = "final model" if model else "single updates" if found.sources == 1 else f"sums over {found.sources}"
+    least = "" if model or found.sources == sources else "at most as from "
+    return f"{count} of 100 ({least}{of}, {'no noise' if found.epsilon is None else f'ε = {found.epsilon:g}'})"
 
 
 def _noise(dossier: Dossier) -> Iterator[Part]:
@@ -354,13 +372,17 @@ def _noise(dossier: Dossier) -> Iterator[Part]:
     dp = policy.dp
     share = guessed_right(dp.target_epsilon)
     meaning = (
-        f"ε = {dp.target_epsilon:g} is a limit on what all that leaves reveals about one row. Someone knows all other "
-        f"rows and guesses, at even odds, whether this one was used. That person is right in at most {share:g} of 100 "
-        f"cases, and in 50 without seeing any of it. δ (delta) = {dp.target_delta:g} is the probability that the "
-        "limit fails. It is of one row: a patient with two rows has twice the ε."
+        f"ε = {dp.target_epsilon:g} limits what all that leaves, but the number of rows, reveals about one row. It is "
+        "for all rounds and runs together; once it is spent, no round with noise begins. Someone knows all other rows "
+        f"and guesses, at even odds, whether this one was used. That person is right in at most {share:g} of 100 "
+        "cases, and in 50 without seeing any of it. At one false alarm in a hundred, as in the figures above, it lets "
+        f"at most {found_at_most(dp.target_epsilon, dp.target_delta)} of 100 be found. δ (delta) = "
+        f"{dp.target_delta:g} is, loosely, the probability that the limit fails. It is of one row: a patient with two "
+        "rows has twice the ε and a larger δ."
     )
     if dp.required:
-        yield f"Noise is required. {meaning} It holds against all readers together, whatever they do."
+        readers = "It holds against all readers together, but not against one inside this site's machine."
+        yield f"Noise is required. {meaning} {readers}"
     else:
         yield (
             "Noise is not required: the site may train without it, and then no number bounds what leaves. If its "
@@ -371,7 +393,7 @@ def _noise(dossier: Dossier) -> Iterator[Part]:
         for one in dossier.spent
     )
     if not dossier.spent:
-        yield "Nothing is spent so far: the site has no ledger of a budget."
+        yield "The kit has no ledger, which a site makes before it trains with noise: nothing was charged here."
 
 
 def _rest(dossier: Dossier) -> Iterator[str]:
@@ -380,8 +402,11 @@ def _rest(dossier: Dossier) -> Iterator[str]:
         yield "The target sees each update by itself: no sum hides it."
     if not policy.dp.required:
         yield "A sum hides whose part is whose. It does not hide whether a row was used; only noise bounds that."
-    yield "Many rounds together reveal more than one. Differences of sums are due to few sources, or to one."
-    yield "The target chooses what it asks, and decides who gets the model. Nobody can check what is done with it."
+    if not policy.dp.required:
+        yield "Many rounds together reveal more than one."
+    if not dossier.in_clear:
+        yield "If two sums differ by one source, their difference shows that source's update as it was sent."
+    yield "The target chooses what it asks. It and every source can pass the model on, and nobody can check that."
     if not policy.agreement.columns:
         yield "The policy does not limit which columns the task reads."
     if any("@" not in task for task in policy.allowed_tasks) or not policy.allowed_tasks:
@@ -403,36 +428,50 @@ def _time(dossier: Dossier) -> Iterator[tuple[str, str]]:
         "none": "the target alone, if sources keep no copies of their own",
     }[policy.model.keep]
     yield "final model", f"kept by {final}"
-    yield "kept after a run", f"logs: {logs}; models: {models} (statements: no process deletes anything)"
+    yield "kept after a run", f"logs: {logs}; models: {models} (promises: people delete, no process does)"
+    others = len(dossier.kit.roster.sources) - 1
+    goes_on = "goes on if enough others are left" if others >= policy.smallest_sum else "ends: too few are left"
     yield (
         "can we stop",
-        "at any time: stop the process. Nothing leaves after that, and the round goes on without us or ends",
+        f"at any time: stop the process. It sends nothing more, and the round {goes_on}. A masked update that was sent "
+        "may still be opened in its sum",
     )
     yield "how to leave", "stop the process; ask the authority to strike the site off the list (federation revoke)"
     yield (
         "cannot be undone",
         "sums that were opened and models made from them stay with the others. No row can be taken out of them again. "
-        "A row that is deleted here has no part in later rounds",
+        "A row that is deleted here is not trained on again, and what it did to the model stays",
     )
     yield (
         "checked afterwards",
-        "the site's own log says what left, when, and under which policy; others cosign it, and would see it rewritten",
+        "the site's own log says what left, when, and under which policy; the other sites countersign it, and would "
+        "see a later change, but not what this machine leaves out",
     )
 
 
 _WORDS = (
     ("target, source", "the target wants the model and opens sums; sources train on their rows and send updates"),
     ("round, run", "in a round, each source trains once and one sum is opened; a run is a number of rounds"),
-    ("mask", "random numbers that sources add to their updates; they cancel in the sum and hide each single one"),
+    (
+        "mask",
+        "random numbers that sources add to their updates; they cancel in the sum and hide each single one, for as "
+        "long as the key agreement that they come from is unbroken ({agreements})",
+    ),
     (
         "noise, ε, δ",
-        "random numbers that stay in the update and blur each row; the smaller ε and δ, the better the blur",
+        "noise is random numbers that stay in the update and blur each row; ε and δ measure how well: small is better",
     ),
     (
         "policy, digest",
         "what the site permits, checked by its own process; a fingerprint of a file that any change alters",
     ),
 )
+
+
+def _words(dossier: Dossier) -> Iterator[tuple[str, str]]:
+    agreements = " or ".join(name.upper().replace("-", " and ") for name in dossier.policy.key_agreements)
+    for word, meaning in _WORDS:
+        yield word, meaning.format(agreements=agreements)
 
 
 def _signatures(dossier: Dossier) -> Table:

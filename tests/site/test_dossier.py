@@ -84,8 +84,18 @@ def with_a_ledger(kit: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "where", "before", "after"),
     [
-        (lambda kit: edit(kit, purpose='"screening"'), "head", "Purpose: not stated", "Purpose: screening"),
-        (lambda kit: edit(kit, legal_basis='"consent"'), "head", "Legal basis: not stated", "Legal basis: consent"),
+        (
+            lambda kit: edit(kit, purpose='"screening"'),
+            "head",
+            "Purpose (a statement): not stated",
+            "Purpose (a statement): screening",
+        ),
+        (
+            lambda kit: edit(kit, legal_basis='"consent"'),
+            "head",
+            "Legal basis (a statement): not stated",
+            "Legal basis (a statement): consent",
+        ),
         (lambda kit: edit(kit, min_others="1"), "leaves", "at least 3 sources", "at least 2 sources"),
         (lambda kit: edit(kit, model_step="3.0"), "learns", "3 finished rounds", "9 finished rounds"),
         (lambda kit: edit(kit, required="false"), "noise", "Noise is required.", "no number bounds what leaves"),
@@ -100,10 +110,10 @@ def with_a_ledger(kit: Path) -> None:
         (lambda kit: edit(kit, signatures_required="1"), "rest", "no named person has to sign", ""),
         (lambda kit: edit(kit, allowed_tasks="[]"), "data", "pins it by the digest", "the policy allows any task"),
         (with_another_site, "parties", "2 other sources", "Charity 3 other sources"),
-        (with_another_site, "learns", "University Clinic with all 2 others", "University Clinic with all 3 others"),
+        (with_another_site, "time", "ends: too few are left", "goes on if enough others are left"),
         (with_other_columns, "data", "the task names none", "2 columns: age, ill"),
         (with_other_columns, "data", "pins it by the digest", "this site would not start"),
-        (with_a_ledger, "noise", "Nothing is spent so far", "Spent so far on data set default: ε = "),
+        (with_a_ledger, "noise", "nothing was charged here", "Spent so far on data set default: ε = "),
         (with_a_ledger, "data", "rows, files, names", "default: 239 rows"),
     ],
 )
@@ -126,15 +136,17 @@ def test_the_page_follows_policy_roster_task_and_ledger(
         (
             "what if a hospital colludes",
             "learns",
-            "University Clinic with 1 source a sum over 2, since the helper takes",
+            "University Clinic with 1 source a sum over 2, since the other takes",
         ),
-        ("what if all do", "learns", "University Clinic with all 2 others this site's update alone 4 of 100"),
+        ("what if all do", "learns", "University Clinic with all other sources this site's update alone 4 of 100"),
         ("the model", "learns", "anyone with the final model whether a row that it knows was used 2 of 100"),
         ("epsilon", "noise", "right in at most 98.21 of 100 cases, and in 50 without"),
+        ("what attacks could find at most", "noise", "lets at most 55 of 100 be found"),
+        ("for how long masks hide", "words", "is unbroken (X25519 and MLKEM768)"),
         ("can we stop", "time", "can we stop at any time"),
         ("undo", "time", "No row can be taken out of them again"),
-        ("recipient", "head", "Recipient: University Clinic"),
-        ("template", "head", "Template: the planned run"),
+        ("recipient", "head", "Recipient of sums and model: University Clinic (checked)"),
+        ("template", "head", "Made from: the planned run"),
     ],
 )
 def test_a_reviewer_finds(question: str, where: str, answer: str, kit: Path) -> None:
