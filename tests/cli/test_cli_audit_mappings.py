@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,28 @@ def test_answers_follow_the_log_the_policy_and_the_ledger(
     untouched = {"iso-27559: Was re-identification tried?", "ehds: For which purpose were the data used?"}
     assert not untouched & differ
     assert any(said in one["answer"] for name in changed for one in after[name]["answers"])
+
+
+class Agreed(Logs):
+    def policy(self, site: str) -> bytes:
+        data = super().policy(site)
+        for key, value in (("purpose", b'"screening"'), ("legal-basis", b'"consent"'), ("keep-logs-days", b"30")):
+            data, count = re.subn(rb"(?m)^%s = .*$" % key.encode(), b"%s = %s" % (key.encode(), value), data)
+            assert count == 1
+        return data
+
+
+def test_answers_have_what_the_policies_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = mapped(Logs(tmp_path / "one" / "run").write(1), capsys)
+    after = mapped(Agreed(tmp_path / "two" / "run").write(1), capsys)
+    for asks, said in (
+        ("ehds: For which purpose were the data used?", "source-1 states: screening"),
+        ("ehds: Which data permit allows it?", "source-1 states: consent"),
+        ("ehds: How long are the logs kept?", "source-1 states: logs are kept for 30 days."),
+        ("edpb-28-2024: Is there a legal basis for the processing?", "source-1 states: consent"),
+    ):
+        assert said in [one["answer"] for one in after[asks]["answers"]]
+        assert said not in [one["answer"] for one in before[asks]["answers"]]
 
 
 def test_without_noise_what_needs_a_ledger_is_not_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,32 @@ def _trust(sources: Sources) -> Iterator[Fact]:
         yield Fact(f"{log.party}: {allowed}. The target is treated as the adversary.", _policy(log))
 
 
+def _purpose(sources: Sources) -> Iterator[Fact]:
+    for log, policy in _policies(sources):
+        if purpose := policy.agreement.purpose:
+            yield Fact(f"{log.party} states: {purpose}", _policy(log))
+
+
+def _legal_basis(sources: Sources) -> Iterator[Fact]:
+    for log, policy in _policies(sources):
+        if basis := policy.agreement.legal_basis:
+            yield Fact(f"{log.party} states: {basis}", _policy(log))
+
+
+def _columns(sources: Sources) -> Iterator[Fact]:
+    for log, policy in _policies(sources):
+        if columns := policy.agreement.columns:
+            yield Fact(f"{log.party}: no column of a table but {names([*columns])}.", _policy(log))
+
+
+def _kept(sources: Sources) -> Iterator[Fact]:
+    for log, policy in _policies(sources):
+        agreed = policy.agreement
+        for what, days in (("logs", agreed.keep_logs_days), ("models", agreed.keep_models_days)):
+            if days:
+                yield Fact(f"{log.party} states: {what} are kept for {counted(days, 'day')}.", _policy(log))
+
+
 def _levels(sources: Sources) -> Iterator[Fact]:
     for flow in alike(all_flows(sources.tables)):
         if flow.what != "model":
@@ -158,6 +184,10 @@ FACTS: Final[Mapping[str, Callable[[Sources], Iterator[Fact]]]] = {
     "limit": _limit,
     "unit": _unit,
     "trust": _trust,
+    "purpose": _purpose,
+    "legal basis": _legal_basis,
+    "columns": _columns,
+    "days that logs and models are kept": _kept,
     "levels": _levels,
     "recipients": _recipients,
     "actors": _actors,

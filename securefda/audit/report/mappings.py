@@ -107,7 +107,7 @@ _EDPB: Final = Text(
         Question(
             "Model design: sources and minimisation",
             "Were the data chosen, prepared and minimised?",
-            ("task",),
+            ("task", "columns"),
             open="how the sites chose and prepared their rows",
         ),
         Question(
@@ -118,7 +118,12 @@ _EDPB: Final = Text(
             open="tests of this very model",
         ),
         Question("Documentation", "What records show what was done?", ("integrity", "task", "incidents", "training")),
-        Question("Legitimate interest", "Is there a legal basis for the processing?", open="all of it"),
+        Question(
+            "Legitimate interest",
+            "Is there a legal basis for the processing?",
+            ("legal basis",),
+            open="whether what a policy states holds",
+        ),
     ),
 )
 _EHDS: Final = Text(
@@ -127,14 +132,14 @@ _EHDS: Final = Text(
     "11 February 2025",
     "http://data.europa.eu/eli/reg/2025/327/oj",
     (
-        Question("Article 53", "For which purpose were the data used?", ("task",), open="the purpose in its terms"),
+        Question("Article 53", "For which purpose were the data used?", ("task", "purpose")),
         Question(
             "Article 66",
             "Was no more made available than the purpose needs, and nobody's identity?",
-            ("levels", "bounds"),
+            ("levels", "bounds", "columns"),
             open="whether the purpose needs the columns that the task reads",
         ),
-        Question("Article 68", "Which data permit allows it?", open="all of it: a site's policy is no permit"),
+        Question("Article 68", "Which data permit allows it?", ("legal basis",), open="whether that is a permit"),
         Question(
             "Article 73", "Which named actors took part?", ("actors",), open="natural persons: records name sites"
         ),
@@ -148,7 +153,10 @@ _EHDS: Final = Text(
         Question("Article 73", "Were alarms, refusals and the target's conduct recorded?", ("incidents", "conduct")),
         Question("Article 73", "Is each site a secure processing environment?", open="all of it"),
         Question(
-            "Article 73", "How long are the logs kept?", open="all of it: nothing deletes a log, its site decides"
+            "Article 73",
+            "How long are the logs kept?",
+            ("days that logs and models are kept",),
+            open="whether they are: nothing deletes a log, its site decides",
         ),
     ),
 )
@@ -170,7 +178,7 @@ _ISO: Final = Text(
         Question(
             "7 Data assessment",
             "Which data, of whom, and which attributes identify people?",
-            ("task",),
+            ("task", "columns"),
             open="the attributes of the rows and of whom they are: no record holds any",
         ),
         Question("8.2.2 Quantifying identifiability", "By how much can a person be told apart?", ("bounds", "epsilon")),
