@@ -42,10 +42,10 @@ def _of_policy(data: bytes) -> int:
     return 0 if number == 1 and b'"policy_text"' not in data else number
 
 
-def _of_evidence(data: bytes) -> int:
+def _of_name(data: bytes, name: str) -> int:
     """The number in a text such as ``securefda-evidence/1``."""
     value = json_value(data.decode("utf-8"))
-    return int(str(value.get("format") if isinstance(value, dict) else "").removeprefix("securefda-evidence/"))
+    return int(str(value.get("format") if isinstance(value, dict) else "").removeprefix(f"securefda-{name}/"))
 
 
 def _of_log(note: bytes) -> int:
@@ -95,4 +95,5 @@ SUMMARY = FileFormat("summary of a run", 4, partial(_of_json, key="schema_versio
 MODEL_CARD = FileFormat("model card", 1, partial(_of_json, key="schema_version"))
 LOG = FileFormat("audit log", 1, _of_log)
 LOG_RECORD = FileFormat("audit record", 1, partial(_of_json, key="v"))
-EVIDENCE = FileFormat("evidence", 1, _of_evidence)
+EVIDENCE = FileFormat("evidence", 1, partial(_of_name, name="evidence"))
+RECEIPT = FileFormat("receipt", 1, partial(_of_name, name="receipt"))

@@ -50,7 +50,7 @@ from securefda.dashboard.place import Place
 from securefda.dashboard.site_reader import SiteReader, _Lines
 from securefda.disk import FileContent, write_file
 from securefda.errors import ConfigError, DataError, ExitCode, SecureFdaError
-from securefda.formats import _of_evidence, _of_json
+from securefda.formats import _of_json, _of_name
 from securefda.local import launcher
 from securefda.local.children import Child
 from securefda.operations.run_folder import ROUND, RunFolder, read_run
@@ -358,7 +358,7 @@ READERS = {
         inner=b'{"version":@}',
     ),
     "formats._of_json": Reader(lambda _, data: _of_json(data), b'{"version":@}', ValueError),
-    "formats._of_evidence": Reader(lambda _, data: _of_evidence(data), b'{"format":@}', ValueError),
+    "formats._of_name": Reader(lambda _, data: _of_name(data, "evidence"), b'{"format":@}', ValueError),
     "site.policy.signed.with_policy_text": Reader(
         in_file("policy.sig", lambda file: with_policy_text(file, file.read_bytes(), b"min-others = 2\n")),
         b'{"policy":"","site_signature":@}',

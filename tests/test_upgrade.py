@@ -11,6 +11,7 @@ import pytest
 
 from securefda import formats, upgrade
 from securefda.audit.reading import logs_at, open_log
+from securefda.audit.receipt import Receipt, ReceiptError
 from securefda.audit.reconcile.evidence import Evidence, EvidenceError
 from securefda.cli import main
 from securefda.errors import ConfigError, SecureFdaError
@@ -44,6 +45,9 @@ FILES = {
     "checkpoint": formats.LOG,
 }
 
+ELSEWHERE = (formats.REQUEST, formats.LOG_RECORD, formats.EVIDENCE, formats.RECEIPT)
+"""What no kit and no run folder holds under a name of its own."""
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
@@ -59,7 +63,7 @@ def test_every_file_of_the_first_release_is_read_and_every_kind_is_there(files: 
     found = examine(files)
     assert {one.verdict for one in found} == {Verdict.READ}, found
     kinds = {form.what for form in vars(formats).values() if isinstance(form, FileFormat)}
-    assert {one.what for one in found} == kinds - {formats.REQUEST.what, formats.LOG_RECORD.what, formats.EVIDENCE.what}
+    assert {one.what for one in found} == kinds - {form.what for form in ELSEWHERE}
 
 
 def test_the_readers_themselves_read_what_the_first_release_wrote(files: Path) -> None:
@@ -152,9 +156,12 @@ def test_a_reader_refuses_a_newer_format_with_the_same_line_and_leaves_the_file(
     assert path.read_bytes() == data
 
 
-def test_evidence_of_a_newer_format_is_told_in_the_same_words() -> None:
-    with pytest.raises(EvidenceError, match="it has format 9, and this release reads format 1"):
+def test_evidence_and_receipts_of_a_newer_format_are_told_in_the_same_words() -> None:
+    told = "it has format 9, and this release reads format 1"
+    with pytest.raises(EvidenceError, match=told):
         Evidence.parse(b'{"format":"securefda-evidence/9"}')
+    with pytest.raises(ReceiptError, match=told):
+        Receipt.parse(b'{"format":"securefda-receipt/9"}')
 
 
 def test_the_page_has_the_number_of_each_format() -> None:

@@ -22,13 +22,14 @@ from securefda.audit.signed_notes import LogName, Note, NoteError, NoteKey
 from securefda.audit.verification import Outcome
 from securefda.disk import require_new
 from securefda.errors import ConfigError
+from securefda.formats import RECEIPT
 from securefda.operations.run_folder import replace_file
 from securefda.parse import canonical_json, items, load_object, number, object_with, text
 from securefda.protocol import messages as m
 from securefda.text import printable
 from securefda.transport import wire
 
-FORMAT: Final = "securefda-receipt/1"
+FORMAT: Final = f"securefda-receipt/{RECEIPT.number}"
 MAX_RECEIPT_BYTES: Final = 16 * 1024 * 1024
 MOST_SIGNATURES: Final = 1100
 """More than a roster has sites."""
@@ -87,6 +88,8 @@ class Receipt:
         if len(data) > MAX_RECEIPT_BYTES:
             raise ReceiptError(f"it is longer than {MAX_RECEIPT_BYTES} bytes")
         try:
+            if why := RECEIPT.why_not_of(data):
+                raise ReceiptError(f"it {why}")
             values = load_object(data, "format", *(field.name for field in fields(cls)))
             if text(values.pop("format")) != FORMAT:
                 raise ReceiptError(f"it does not say that it is {FORMAT}")
