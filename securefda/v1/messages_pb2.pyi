@@ -641,7 +641,7 @@ Global___Build: _TypeAlias = Build  # noqa: Y015
 
 @_typing.final
 class Opening(_message.Message):
-    """What every release reads of an Envelope, whichever wrote it. Nobody sends this."""
+    """What every release reads of an Envelope, whichever wrote it. It is never sent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

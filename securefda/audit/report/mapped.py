@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -87,16 +88,10 @@ def _trust(sources: Sources) -> Iterator[Fact]:
         yield Fact(f"{log.party}: {allowed}. The target is treated as the adversary.", _policy(log))
 
 
-def _purpose(sources: Sources) -> Iterator[Fact]:
+def _stated(sources: Sources, key: str) -> Iterator[Fact]:
     for log, policy in _policies(sources):
-        if purpose := policy.agreement.purpose:
-            yield Fact(f"{log.party} states: {purpose}", _policy(log))
-
-
-def _legal_basis(sources: Sources) -> Iterator[Fact]:
-    for log, policy in _policies(sources):
-        if basis := policy.agreement.legal_basis:
-            yield Fact(f"{log.party} states: {basis}", _policy(log))
+        if said := getattr(policy.agreement, key):
+            yield Fact(f"{log.party} states: {said}", _policy(log))
 
 
 def _columns(sources: Sources) -> Iterator[Fact]:
@@ -174,7 +169,7 @@ def _conduct(sources: Sources) -> Iterator[Fact]:
 def _training(sources: Sources) -> Iterator[Fact]:
     good = ["No training diverged and no loss rose."] if sources.record is not None else []
     for fault in sources.training or good:
-        yield Fact(fault, "signed refusals, and the target's run folder, which nobody signed")
+        yield Fact(fault, "signed refusals, and the target's run folder, which is not signed")
 
 
 FACTS: Final[Mapping[str, Callable[[Sources], Iterator[Fact]]]] = {
@@ -184,8 +179,8 @@ FACTS: Final[Mapping[str, Callable[[Sources], Iterator[Fact]]]] = {
     "limit": _limit,
     "unit": _unit,
     "trust": _trust,
-    "purpose": _purpose,
-    "legal basis": _legal_basis,
+    "purpose": partial(_stated, key="purpose"),
+    "legal basis": partial(_stated, key="legal_basis"),
     "columns": _columns,
     "days that logs and models are kept": _kept,
     "levels": _levels,

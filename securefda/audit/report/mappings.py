@@ -55,7 +55,7 @@ _NIST: Final = Text(
             "Unit of privacy",
             "What is protected: a row, a person, an organisation?",
             ("unit",),
-            open="how many rows one person has: whoever has several is protected less than epsilon says",
+            open="how many rows one person has: epsilon says too little for a person with several",
         ),
         Question("Algorithms", "Which mechanism adds the noise, and how is it added up?", ("mechanism",)),
         Question("Trust model", "Who sees data or updates before noise is added?", ("levels", "trust")),
@@ -135,7 +135,7 @@ _EHDS: Final = Text(
         Question("Article 53", "For which purpose were the data used?", ("task", "purpose")),
         Question(
             "Article 66",
-            "Was no more made available than the purpose needs, and nobody's identity?",
+            "Was no more made available than the purpose needs, and no identity?",
             ("levels", "bounds", "columns"),
             open="whether the purpose needs the columns that the task reads",
         ),

@@ -99,7 +99,7 @@ def render_page(sources: Sources, made: datetime, signer: str = "", maps: Sequen
     lines = _first([*disclosure.lines()], MOST_POINTS, "{} more.")
     beside = [State(disclosure.tone, disclosure.headline, lines=lines, of=of)]
     if faults := sources.training:
-        of = "Training, by signed refusals and by the target's run folder, which nobody signed"
+        of = "Training, by signed refusals and by the target's run folder, which is not signed"
         beside.append(State("care", "Look at the training", lines=[("care", fault) for fault in faults], of=of))
     under = (
         f"run {sources.run}",
@@ -278,7 +278,7 @@ def facts_of(sources: Sources) -> Iterator[str]:
     if sources.record is None:
         yield "Logs hold no losses: whether training went well, only the target's run folder says."
     elif not sources.training:
-        yield "No training diverged and no loss rose, by the target's run folder, which nobody signed."
+        yield "No training diverged and no loss rose, by the target's run folder, which is not signed."
 
 
 def _tiles(sources: Sources) -> list[tuple[str, str, str]]:

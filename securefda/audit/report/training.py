@@ -1,6 +1,7 @@
 """What went wrong in training: sources that diverge, a loss that is not finite, or one that rises.
 
-That its training diverges, a source signs. The figures are those of the target's run folder, which nobody signed.
+A source signs a refusal when its training diverges. The other figures are from the target's run folder, which is not
+signed.
 """
 
 from __future__ import annotations
