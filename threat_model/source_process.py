@@ -72,6 +72,10 @@ class SourceProcess:
         self._has_had.add(kind)
         return self._ask(to, "handle", _packed([parcel]))
 
+    def train(self) -> list[Parcel]:
+        """Train in the process; a copy of it trains when it has to."""
+        return self._ask(self._original, "train")
+
     def expire(self) -> list[Parcel]:
         """Nothing came for too long."""
         return self._ask(self._original, "expire")
@@ -135,6 +139,6 @@ def _serve(
 def _answers(rounds: SourceRun, what: str, message: Any) -> list[Parcel]:
     if what == "join":
         return [rounds.join(message)]
-    if what == "expire":
-        return rounds.expire()
+    if what in ("train", "expire"):
+        return rounds.train() if what == "train" else rounds.expire()
     return [answer for parcel in _unpacked(message or []) for answer in rounds.handle(parcel)]

@@ -478,9 +478,9 @@ STATE_PUT_BACK = method_replaced("the count of releases beside the state", Relea
 def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return the first step with secrets that are the same whenever the session begins again, as if read from disk."""
 
-    def advertise(session: Any, _: object, report: bytes = b"") -> Any:
+    def advertise(session: Any, _: object) -> Any:
         numbers, name = count(), session.header.envelope.session_id + bytes([session.signer.index])
-        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length), report)
+        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length))
 
     return advertise
 

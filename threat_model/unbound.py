@@ -31,7 +31,7 @@ MODEL_IN_CONTEXT = replaced("the model in every derivation", transcript, "header
 
 
 def _without_transcript(original: Callable[..., BoxAddress]) -> Callable[..., BoxAddress]:
-    return lambda _ctx1, sender, recipient: original(bytes(32), sender, recipient)
+    return lambda _ctx1, sender, recipient, **rest: original(bytes(32), sender, recipient, **rest)
 
 
 _BOXES_IN_CONTEXT = replaced("the transcript in share boxes", agreement, "BoxAddress", _without_transcript)

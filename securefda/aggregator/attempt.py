@@ -86,14 +86,20 @@ class Attempt:
 
     @property
     def phase(self) -> str:
-        """Name of the present phase.
-
-        Until the updates in clear have arrived, the session is in R0 or has failed in it. Its failure does not shorten
-        the time that the others have to train.
-        """
+        """Name of the present phase."""
         name = "update" if self._state is None else _PHASES[type(self._state)].name
-        of_sources = self._state is None or isinstance(self._state, session_steps.CollectingKeys)
-        return f"{work_phase(self.header.body.rule.rule)} and {name}" if of_sources else name
+        return f"{work_phase(self.header.body.rule.rule)} and {name}" if self.sources_train else name
+
+    @property
+    def sources_train(self) -> bool:
+        """Whether the present phase is the one that ends once the sources have trained.
+
+        Until the updates in clear have arrived, the session is at most in this phase, or has failed in it. Its failure
+        does not shorten the time that the others have to train.
+        """
+        trains_first = self.header.body.graph is not None
+        phase = session_steps.CollectingKeys if trains_first else session_steps.CollectingShares
+        return self._state is None or isinstance(self._state, phase)
 
     @property
     def outcome(self) -> RoundSum | SecureFdaError | None:
@@ -239,9 +245,8 @@ class Attempt:
             phase = _PHASES[type(self._state)]
             try:
                 self._require_enough_left(self._state)
-                # R0 stays open until the sources outside of the session have trained.
-                is_first = isinstance(self._state, session_steps.CollectingKeys)
-                if self._awaited_in_session() or (is_first and self._collecting):
+                # Open until the sources outside of the session have trained, too.
+                if self._awaited_in_session() or (self.sources_train and self._collecting):
                     break
                 sends += phase.close(self, self._state)
             except (QuorumLost, FaultySourceError) as error:

@@ -506,7 +506,10 @@ class AggregatorRun:
         if attempt.outcome is not None:
             return AttemptOver(current, attempt), []
         now = self._site.clock()
-        return InAttempt(current, attempt, attempt.phase, now, now + self._settings.phase_deadline_s), []
+        due = now + self._settings.phase_deadline_s
+        if attempt.sources_train:  # they may since the header
+            due = max(due, under_way.deadline)
+        return InAttempt(current, attempt, attempt.phase, now, due), []
 
     def _conclude(self, over: AttemptOver) -> Change[Gathering | BetweenRounds | Ending]:
         """Take the sums of an attempt, try again, or lose the round; without an attempt, the round is lost."""

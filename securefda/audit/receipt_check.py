@@ -134,7 +134,7 @@ def _session(parts: Parts) -> None:
     header, lists = parts.header, parts.survivors.body
     ctx = header.digest()
     ctx1 = key_list_context(ctx, parts.keys.body.advertisements)
-    ctx2 = members_context(ctx1, {*(one.index for one in lists.survivors), *lists.dropped})
+    ctx2 = members_context(ctx1, {*(one.index for one in lists.survivors), *lists.dropped}, lists.reports_digest)
     bound: list[tuple[m.Signed[Any], bytes]] = [(parts.keys, ctx), (parts.result, ctx)]
     bound += [(one, ctx2) for one in (parts.input, parts.survivors, *parts.signatures)]
     for message, context in bound:

@@ -59,6 +59,7 @@ from securefda.protocol.transcript import (
     members_context,
     nonce_fits,
     quorum_of,
+    reports_digest,
     ring_context,
     roll_context,
     survivors_digest,
@@ -249,7 +250,10 @@ class CollectingShares:
 
 @dataclass(frozen=True, slots=True)
 class CollectingInputs:
-    """R2: adds masked inputs of U2 to the running sum of their cohort as they arrive; no single input is kept."""
+    """R2: adds masked inputs of U2 to the running sum of their cohort as they arrive; no single input is kept.
+
+    ``reports`` is the digest of U2's commitments to norm reports.
+    """
 
     session: AggregatorSession
     ctx2: bytes
@@ -257,6 +261,7 @@ class CollectingInputs:
     u1: Mapping[int, Advertise]
     totals: Totals
     recovery: Recovery | None
+    reports: bytes
     received: Mapping[int, Signed[MaskedInput]]
 
     def input_bytes(self, sender: int) -> int:
@@ -364,7 +369,7 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
 
     Raises:
         FaultySourceError: the envelope is wrong; a key repeats another one (KEY_DUPLICATE); a key gives no shared
-            secret (KEY_INVALID); or a commitment to a norm report is missing or was not asked for (KEY_REPORT).
+            secret (KEY_INVALID).
     """
     session = state.session
     header = session.header.body
@@ -379,9 +384,6 @@ def add_advertise(state: CollectingKeys, signed: Signed[Advertise]) -> Collectin
         share_boxes.check_box_key(header, signed.body.box_key)
     except KeyAgreementError as error:
         raise FaultySourceError(session.name(signed.sender), "KEY_INVALID", str(error)) from None
-    fault = report_fault(signed.sender, signed.body, header)
-    if fault:
-        raise FaultySourceError(session.name(signed.sender), "KEY_REPORT", fault)
     return replace(state, received={**state.received, signed.sender: signed})
 
 
@@ -458,7 +460,8 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
 
     Raises:
         FaultySourceError: the envelope is wrong; the recipients are wrong (SHARE_RECIPIENTS); a box has a wrong length
-            (SHARE_BOX); or the nonce is not the one committed to in R0 (SHARE_NONCE).
+            (SHARE_BOX); the nonce is not the one committed to in R0 (SHARE_NONCE); or a commitment to a norm report is
+            missing or was not asked for (SHARE_REPORT).
     """
     state.session.admit(signed, state.ctx1, state.u1, state.received, ShareBundle)
     recipients = [box.peer for box in signed.body.boxes]
@@ -471,6 +474,10 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
     committed = state.u1[signed.sender].nonce_commitment
     if not nonce_fits(signed.body.nonce, committed, owner=signed.sender, ctx=state.session.ctx):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_NONCE")
+    # Found here, it is blamed on its sender; delivered, it would end the session of every other source.
+    fault = report_fault(signed.sender, signed.body.report_commitment, header)
+    if fault:
+        raise FaultySourceError(state.session.name(signed.sender), "SHARE_REPORT", fault)
     return replace(state, received={**state.received, signed.sender: signed})
 
 
@@ -493,7 +500,7 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
         bundle = state.received[sender].body
         for box in bundle.boxes:
             if box.peer in u2:
-                inbox[box.peer].append(DeliveredBox(sender, box.box, bundle.nonce))
+                inbox[box.peer].append(DeliveredBox(sender, box.box, bundle.nonce, bundle.report_commitment))
     listed = tuple(sorted(u2)) if header.graph else ()
     deliveries = {
         index: session.sign(state.ctx1, ShareDelivery(tuple(boxes), listed)) for index, boxes in inbox.items()
@@ -502,8 +509,9 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
     cohorts = cohorts_of(header, state.ctx1, nonces)
     totals = {cohort: np.zeros(session.encoding.length, np.uint32) for cohort in cohorts}
     recovery = Recovery(state.ctx1, _commitments(state.received, u2)) if header.is_hybrid else None
-    ctx2 = members_context(state.ctx1, u2)
-    return CollectingInputs(session, ctx2, state.ring, state.u1, totals, recovery, {}), deliveries
+    reports = reports_digest({index: state.received[index].body.report_commitment for index in u2})
+    ctx2 = members_context(state.ctx1, u2, reports)
+    return CollectingInputs(session, ctx2, state.ring, state.u1, totals, recovery, reports, {}), deliveries
 
 
 def _commitments(bundles: Mapping[int, Signed[ShareBundle]], u2: Collection[int]) -> dict[int, dict[int, bytes]]:
@@ -564,7 +572,7 @@ def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[
     session.require_holders("R2 masked input", state.ring, survivors, state.u2)
     inputs = tuple(state.received[index] for index in sorted(survivors))
     alive = tuple(Survivor(item.sender, item.body.digest) for item in inputs)
-    lists = Survivors(alive, tuple(sorted(state.u2 - survivors)))
+    lists = Survivors(alive, tuple(sorted(state.u2 - survivors)), state.reports)
     following = CollectingSignatures(
         session, state.ctx2, state.ring, state.u1, state.totals, state.recovery, lists, inputs, {}
     )

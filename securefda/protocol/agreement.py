@@ -299,7 +299,8 @@ def check_self_secret(self_secret: Secret, *, owner: int, ctx: bytes, committed:
 class BoxAddress:
     """The address of a share box: the transcript (32 bytes) and the roster indices of its two ends.
 
-    ``commitment`` is to the sender's half of the pairwise mask, under the key agreement of :mod:`.hybrid`.
+    ``commitment`` is to the sender's half of the pairwise mask, under the key agreement of :mod:`.hybrid`;
+    ``report_commitment`` to the norm report in its boxes. Each is empty where there is none.
 
     Raises:
         ValueError: ctx1 is not 32 bytes, an index does not fit 4 bytes, or both ends are one party.
@@ -309,6 +310,7 @@ class BoxAddress:
     sender: int
     recipient: int
     commitment: bytes = b""
+    report_commitment: bytes = b""
 
     def __post_init__(self) -> None:
         _require_hash(self.ctx1)
@@ -325,7 +327,7 @@ class BoxAddress:
 
     def associated_data(self) -> bytes:
         """The associated data that the box authenticates beside its content."""
-        bound = [self.commitment] if self.commitment else []
+        bound = filter(None, (self.commitment, self.report_commitment))
         return encode_fields(Label.SHARE_BOX.value, self.ctx1, self.sender, self.recipient, *bound)
 
 

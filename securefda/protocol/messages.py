@@ -279,21 +279,18 @@ class Step(IntEnum):
 class Advertise:
     """R0: the source's two public keys of this session, and commitments to what it reveals or shares later.
 
-    The box key has a second part where the header asks for ML-KEM-768. ``report_commitment`` is to its norm report,
-    which its share boxes hold; empty where it sends none.
+    The box key has a second part where the header asks for ML-KEM-768.
     """
 
     mask_key: bytes
     box_key: bytes
     self_mask_commitment: bytes
     nonce_commitment: bytes
-    report_commitment: bytes = b""
 
     def __post_init__(self) -> None:
         for name in ("mask_key", "self_mask_commitment", "nonce_commitment"):
             expect_bytes(getattr(self, name), 32, name)
         expect(len(self.box_key) in BOX_KEY_LENGTHS, f"box_key must be one of {BOX_KEY_LENGTHS} bytes")
-        expect(len(self.report_commitment) in (0, 32), "report_commitment must be empty or 32 bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,26 +378,33 @@ class ShareBox:
 
 @dataclass(frozen=True, slots=True)
 class ShareBundle:
-    """R1 up: one box for each other member of U1, or each neighbour, and the nonce that was committed to in R0."""
+    """R1 up: one box for each other member of U1, or each neighbour, and the nonce that was committed to in R0.
+
+    ``report_commitment`` is to the norm report in the boxes; empty where they hold none.
+    """
 
     boxes: tuple[ShareBox, ...]
     nonce: bytes
+    report_commitment: bytes = b""
 
     def __post_init__(self) -> None:
         expect_bytes(self.nonce, 32, "nonce")
+        expect(len(self.report_commitment) in (0, 32), "report_commitment must be empty or 32 bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveredBox:
-    """The message of member ``peer`` of U2 for the recipient: a share box and its nonce."""
+    """What member ``peer`` of U2 sent to the recipient: a share box, its nonce and its commitment to a norm report."""
 
     peer: int
     box: bytes
     nonce: bytes
+    report_commitment: bytes = b""
 
     def __post_init__(self) -> None:
         expect(0 < len(self.box) <= MAX_BOX_BYTES, f"a share box has 1 to {MAX_BOX_BYTES} bytes")
         expect_bytes(self.nonce, 32, "nonce")
+        expect(len(self.report_commitment) in (0, 32), "report_commitment must be empty or 32 bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,10 +473,18 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """R3: U3 with the digests of what was summed, and the dropped, U2 without U3."""
+    """R3: U3 with the digests of what was summed, and the dropped, U2 without U3.
+
+    ``reports_digest`` is over the commitments to the norm reports of U2; empty without any. It adds nothing to what
+    every source knows, and lets a reader of receipts compute the context.
+    """
 
     survivors: tuple[Survivor, ...]
     dropped: tuple[int, ...]
+    reports_digest: bytes = b""
+
+    def __post_init__(self) -> None:
+        expect(len(self.reports_digest) in (0, DIGEST_BYTES), "reports_digest must be empty or 32 bytes")
 
 
 @dataclass(frozen=True, slots=True)

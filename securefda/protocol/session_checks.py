@@ -39,7 +39,7 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     """R0': U1 is a subset of U0, every key is signed by its owner, all keys differ, and the own keys are unchanged.
 
     Raises:
-        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN, KEY_QUORUM or KEY_REPORT.
+        FaultyAggregatorError: KEY_MEMBER, KEY_SIGNATURE, KEY_DUPLICATE, KEY_OWN or KEY_QUORUM.
     """
     items = key_list.advertisements
     members = [item.sender for item in items]
@@ -53,9 +53,6 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     require(len(mine) == 1, "KEY_OWN", "my keys are missing")
     require(mine[0].signed_bytes == own.signed_bytes and mine[0].signature == own.signature, "KEY_OWN")
     require(len(members) >= header.threshold, "KEY_QUORUM", f"{len(members)} of at least {header.threshold} sources")
-    for item in items:
-        fault = report_fault(item.sender, item.body, header)
-        require(fault is None, "KEY_REPORT", f"of {roster.by_index(item.sender).site_id}: {fault}")
 
 
 # --- R0' of SFDA-SA/2: the roll, the nonces and the neighbours' keys --------------------------------------------------
@@ -97,7 +94,7 @@ def check_neighbours(
     """The keys are those of this source's neighbours on the ring, match the roll, are signed, and all differ.
 
     Raises:
-        FaultyAggregatorError: KEY_MEMBER, KEY_ROLL, KEY_SIGNATURE, KEY_DUPLICATE or KEY_REPORT.
+        FaultyAggregatorError: KEY_MEMBER, KEY_ROLL, KEY_SIGNATURE or KEY_DUPLICATE.
     """
     senders = [item.sender for item in items]
     expected = ring.neighbours(own.sender)
@@ -107,7 +104,6 @@ def check_neighbours(
         require(_is_on_roll(item, roll), "KEY_ROLL", f"advertisement of {name}: not what the roll says")
         fault = _relayed_fault(item, Advertise, own=own, roster=roster)
         require(fault is None, "KEY_SIGNATURE", f"advertisement of {name}: {fault}")
-        require(not item.body.report_commitment, "KEY_REPORT", f"of {name}: a commitment to a norm report")
     require(_keys_differ((own, *items)), "KEY_DUPLICATE", "two keys are equal")
 
 
@@ -129,14 +125,14 @@ def check_own_neighbours(ring: Ring, *, own_index: int, header: Header, limits: 
 def check_share_senders(
     delivery: ShareDelivery, *, own_index: int, u1: Mapping[int, Advertise], ring: Ring, ctx: bytes, header: Header
 ) -> frozenset[int]:
-    """R1: one box from each sender, all of them neighbours, each nonce as committed, and U2 large enough.
+    """R1: one box from each sender, all of them neighbours, each nonce as committed, reports as due, U2 large enough.
 
     Returns:
         U2. In SFDA-SA/1 it is the senders and this source; in SFDA-SA/2 it is listed, and all this source's neighbours
         in it have sent.
 
     Raises:
-        FaultyAggregatorError: SHARE_DUPLICATE, SHARE_SENDER, SHARE_NONCE, SHARE_MEMBERS or SHARE_QUORUM.
+        FaultyAggregatorError: SHARE_DUPLICATE, SHARE_SENDER, SHARE_NONCE, SHARE_REPORT, SHARE_MEMBERS or SHARE_QUORUM.
     """
     senders = [box.peer for box in delivery.boxes]
     require(len(set(senders)) == len(senders), "SHARE_DUPLICATE")
@@ -144,6 +140,9 @@ def check_share_senders(
     for box in delivery.boxes:
         committed = u1[box.peer].nonce_commitment
         require(nonce_fits(box.nonce, committed, owner=box.peer, ctx=ctx), "SHARE_NONCE", f"of index {box.peer}")
+    for box in delivery.boxes:
+        fault = report_fault(box.peer, box.report_commitment, header)
+        require(fault is None, "SHARE_REPORT", f"of index {box.peer}: {fault}")
     holders = frozenset({*senders, own_index})
     u2 = frozenset(delivery.members) if header.graph else holders
     require(bool(delivery.members) == bool(header.graph), "SHARE_MEMBERS", "U2 is listed in SFDA-SA/2 alone")
@@ -176,6 +175,7 @@ def check_survivors(
     own_index: int,
     own_digest: bytes,
     cohorts: Cohorts,
+    reports: bytes,
     holders: Collection[int],
     header: Header,
 ) -> None:
@@ -185,14 +185,15 @@ def check_survivors(
     consent. Enough ``holders`` of its shares must survive, too; in SFDA-SA/1 these are all of U2.
 
     Raises:
-        FaultyAggregatorError: SURVIVOR_REPEAT, SURVIVOR_OVERLAP, SURVIVOR_UNION, SURVIVOR_SELF, SURVIVOR_QUORUM or
-            SURVIVOR_COHORT.
+        FaultyAggregatorError: SURVIVOR_REPEAT, SURVIVOR_OVERLAP, SURVIVOR_UNION, SURVIVOR_REPORTS, SURVIVOR_SELF,
+            SURVIVOR_QUORUM or SURVIVOR_COHORT.
     """
     alive = [item.index for item in lists.survivors]
     require(len(set(alive)) == len(alive) and len(set(lists.dropped)) == len(lists.dropped), "SURVIVOR_REPEAT")
     require(not set(alive) & set(lists.dropped), "SURVIVOR_OVERLAP")
     # A member in neither list would leave its pairwise masks in the sum; one more could be anybody.
     require(set(alive) | set(lists.dropped) == frozenset().union(*cohorts), "SURVIVOR_UNION")
+    require(lists.reports_digest == reports, "SURVIVOR_REPORTS", "not the commitments to norm reports that came")
     digests = {item.index: item.input_digest for item in lists.survivors}
     require(own_index in digests, "SURVIVOR_SELF", "I delivered and am declared dropped")
     require(hmac.compare_digest(digests[own_index], own_digest), "SURVIVOR_SELF", "not the input that I sent")
@@ -285,10 +286,10 @@ def public_keys(advertise: Advertise) -> tuple[bytes, ...]:
 # --- norm reports -----------------------------------------------------------------------------------------------------
 
 
-def report_fault(sender: int, advertise: Advertise, header: Header) -> str | None:
+def report_fault(sender: int, commitment: bytes, header: Header) -> str | None:
     """The fault of a commitment to a norm report, or None. With a norm cap, exactly the sources at ``sum`` have one."""
     due = sender in report_readers(header, sender)
-    if bool(advertise.report_commitment) is due:
+    if bool(commitment) is due:
         return None
     return "no commitment to a norm report" if due else "a commitment to a norm report that is not asked for"
 

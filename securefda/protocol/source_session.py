@@ -6,6 +6,9 @@ secrets have moved to the next phase, so a second key list, input or survivor li
 sent. The protocol is Bonawitz et al. 2017, Figure 4, with the rounds for malicious servers; the checks are in
 :mod:`.session_checks`.
 
+Everything up to R1 depends on nothing of the update, so a source can advertise before it trains; only R1 needs its norm
+report.
+
 A header with a graph makes the session one of SFDA-SA/2: nonces are revealed before the shares and decide who is whose
 neighbour. From then on, a source agrees on masks and exchanges shares only with its neighbours; in SFDA-SA/1 with all
 sources.
@@ -86,6 +89,7 @@ from securefda.protocol.transcript import (
     key_list_context,
     members_context,
     nonce_commitment,
+    reports_digest,
     ring_context,
     roll_context,
     survivors_digest,
@@ -133,7 +137,7 @@ class SessionSecrets:
         self_secret: the self mask follows from it; it is reconstructed if this source survives.
         private: key that opens the boxes with shares: X25519, with the seed of ML-KEM-768 behind it if it is hybrid.
         nonce: committed to in R0 and revealed before the shares, or with them.
-        report: the norm report behind the random opening of its commitment; None without one.
+        report: the norm report of R1 behind the random opening of its commitment; None without one.
         shares: owner -> the pair of shares that this source holds of its secrets; its own from R1 on, all from R2 on.
         pair_secrets: peer -> the pair secret that came in its box, of :mod:`.hybrid`; until R2 is sent.
     """
@@ -223,7 +227,7 @@ class ReadyToMask:
     """All shares have arrived, and the cohorts are known; nothing of the input has left yet.
 
     ``reports`` are the norm reports of all members of the sum, including this source, without their openings; empty if
-    this source has no norm report.
+    this source has no norm report. ``reports_digest`` is over the commitments to all reports of the session.
     """
 
     session: Session
@@ -233,6 +237,7 @@ class ReadyToMask:
     cohorts: Cohorts
     secrets: SessionSecrets
     reports: Mapping[int, bytes] = field(repr=False)
+    reports_digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +247,7 @@ class AwaitingSurvivors:
     session: Session
     ctx2: bytes
     cohorts: Cohorts
+    reports_digest: bytes
     secrets: SessionSecrets
     input_digest: bytes
 
@@ -277,14 +283,8 @@ Phase = (
 )
 
 
-def advertise(
-    session: Session, random_bytes: RandomBytes, report: bytes = b""
-) -> tuple[AwaitingKeyList | AwaitingRoll, Signed[Advertise]]:
-    """R0: fresh keys for this session; commitments to the self secret, the nonce that R1 reveals and the norm report.
-
-    ``report`` is this source's norm report, ``header.norm_report_length`` bytes, if the header has a norm cap and this
-    source is at ``sum``. The other sources of the sum get it in R1. Because of the commitments, no source can make its
-    own report depend on the others.
+def advertise(session: Session, random_bytes: RandomBytes) -> tuple[AwaitingKeyList | AwaitingRoll, Signed[Advertise]]:
+    """R0: fresh keys for this session; commitments to the self secret and to the nonce that is revealed later.
 
     The masking key pair is derived from ``master``, the only secret that is reconstructed if this source drops out. So
     a reconstructed master can be checked against the public key.
@@ -293,7 +293,6 @@ def advertise(
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
     # Not derived from the master: who opens that of a dropped source must not be able to open its boxes.
     private, nonce = share_boxes.private_key(session.header.body, random_bytes), Secret.random(random_bytes)
-    opening = Secret(draw(random_bytes, agreement.REPORT_OPENING_BYTES) + report) if report else None
     own = session.sign(
         session.ctx,
         Advertise(
@@ -301,24 +300,29 @@ def advertise(
             box_key=share_boxes.boxes_of(session.header.body, private).public,
             self_mask_commitment=agreement.self_secret_commitment(self_secret, own=index, ctx=session.ctx),
             nonce_commitment=nonce_commitment(nonce.reveal(), own=index, ctx=session.ctx),
-            report_commitment=agreement.report_commitment(opening, own=index, ctx=session.ctx) if opening else b"",
         ),
     )
-    secrets = SessionSecrets(master, self_secret, private, nonce, opening)
-    # With a graph no norm cap holds, hence there is no report.
+    secrets = SessionSecrets(master, self_secret, private, nonce)
     return (AwaitingKeyList if session.header.body.graph is None else AwaitingRoll)(session, own, secrets), own
 
 
 def receive_key_list(
-    state: AwaitingKeyList, signed: Signed[KeyList], random_bytes: RandomBytes
+    state: AwaitingKeyList, signed: Signed[KeyList], random_bytes: RandomBytes, report: bytes = b""
 ) -> tuple[AwaitingShares, Signed[ShareBundle]]:
-    """Check R0' and make R1: an encrypted pair of shares for each other source, with the report, and the nonce."""
+    """Check R0' and make R1: an encrypted pair of shares for each other source, with the report, and the nonce.
+
+    ``report`` is this source's norm report, ``header.norm_report_length`` bytes, if the header has a norm cap and this
+    source is at ``sum``. The other sources of the sum get it, under one commitment for all.
+    """
     session = state.session
     session.authenticate(signed, KeyList, session.ctx)
     check_key_list(signed.body, own=state.own, header=session.header.body, roster=session.roster)
     u1 = {item.sender: item.body for item in signed.body.advertisements}
     ctx1, nonce = key_list_context(session.ctx, signed.body.advertisements), state.secrets.nonce.reveal()
-    return _deal(AwaitingShares(session, ctx1, complete(u1), u1, state.secrets, nonce), random_bytes)
+    secrets = state.secrets
+    if report:
+        secrets = replace(secrets, report=Secret(draw(random_bytes, agreement.REPORT_OPENING_BYTES) + report))
+    return _deal(AwaitingShares(session, ctx1, complete(u1), u1, secrets, nonce), random_bytes)
 
 
 def receive_roll(state: AwaitingRoll, signed: Signed[Roll]) -> tuple[AwaitingNeighbours, Signed[Nonce]]:
@@ -356,10 +360,11 @@ def _deal(ready: AwaitingShares, random_bytes: RandomBytes) -> tuple[AwaitingSha
     """
     session, me, secrets = ready.session, ready.session.signer.index, ready.secrets
     pairs, readers = _split(ready, random_bytes), report_readers(session.header.body, me)
+    committed = agreement.report_commitment(secrets.report, own=me, ctx=ready.ctx1) if secrets.report else b""
     sealer, boxes = share_boxes.boxes_of(session.header.body, secrets.private), []
     for peer in sorted(set(ready.u1) - {me}):
-        address, report = BoxAddress(ready.ctx1, me, peer), secrets.report if peer in readers else None
-        public = ready.u1[peer].box_key
+        address = BoxAddress(ready.ctx1, me, peer, report_commitment=committed)
+        report, public = secrets.report if peer in readers else None, ready.u1[peer].box_key
         try:
             box = sealer.seal(address, public, pairs[peer], report, master=secrets.master, random_bytes=random_bytes)
             boxes.append(ShareBox(peer, box))
@@ -369,7 +374,7 @@ def _deal(ready: AwaitingShares, random_bytes: RandomBytes) -> tuple[AwaitingSha
     following = replace(ready, secrets=secrets.moved({me: pairs.pop(me)}))
     for pair in pairs.values():
         pair.erase()
-    return following, session.sign(ready.ctx1, ShareBundle(tuple(boxes), ready.nonce))
+    return following, session.sign(ready.ctx1, ShareBundle(tuple(boxes), ready.nonce, committed))
 
 
 def _split(ready: AwaitingShares, random_bytes: RandomBytes) -> dict[int, SharePair]:
@@ -395,19 +400,22 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     reports = {
         peer: box.report.reveal()[agreement.REPORT_OPENING_BYTES :] for peer, box in opened.items() if box.report
     }
+    commitments = {box.peer: box.report_commitment for box in signed.body.boxes}
     if secrets.report is not None:
+        commitments[me] = agreement.report_commitment(secrets.report, own=me, ctx=state.ctx1)
         reports[me] = secrets.report.reveal()[agreement.REPORT_OPENING_BYTES :]
         secrets.report.erase()
     secrets.private.erase()
     shares = {**secrets.shares, **{peer: box.shares for peer, box in opened.items()}}
     pair_secrets = {peer: box.pair_secret for peer, box in opened.items() if box.pair_secret}
-    ctx2, secrets = members_context(state.ctx1, u2), replace(secrets, pair_secrets=pair_secrets)
-    return ReadyToMask(session, state.ctx1, ctx2, state.u1, cohorts, secrets.moved(shares), reports)
+    agreed = reports_digest(commitments)
+    ctx2, secrets = members_context(state.ctx1, u2, agreed), replace(secrets, pair_secrets=pair_secrets)
+    return ReadyToMask(session, state.ctx1, ctx2, state.u1, cohorts, secrets.moved(shares), reports, agreed)
 
 
 def _open(state: AwaitingShares, opener: ShareBoxes, box: DeliveredBox, *, with_report: bool) -> OpenedBox:
     session = state.session
-    address = BoxAddress(state.ctx1, box.peer, session.signer.index)
+    address = BoxAddress(state.ctx1, box.peer, session.signer.index, report_commitment=box.report_commitment)
     name = session.roster.by_index(box.peer).site_id
     report = report_bytes(session.header.body) if with_report else 0
     try:
@@ -419,8 +427,8 @@ def _open(state: AwaitingShares, opener: ShareBoxes, box: DeliveredBox, *, with_
         detail = f"the pair secret of {name} is not the one that it committed to"
         raise FaultyAggregatorError("SHARE_HALF", detail, suspect=box.peer) from None
     if opened.report is not None:
-        committed = agreement.report_commitment(opened.report, own=box.peer, ctx=session.ctx)
-        if not hmac.compare_digest(committed, state.u1[box.peer].report_commitment):
+        committed = agreement.report_commitment(opened.report, own=box.peer, ctx=state.ctx1)
+        if not hmac.compare_digest(committed, box.report_commitment):
             detail = f"the norm report of {name} is not the one that it committed to"
             raise FaultyAggregatorError("SHARE_REPORT", detail, suspect=box.peer)
     return opened
@@ -473,7 +481,8 @@ def masked_input(
     packed = encoding.pack(encoded, recovery)
     digest = sha256(packed).digest()
     message = session.sign(state.ctx2, MaskedInput(digest, len(packed)))
-    return AwaitingSurvivors(session, state.ctx2, state.cohorts, secrets.moved(), digest), message, packed
+    following = AwaitingSurvivors(session, state.ctx2, state.cohorts, state.reports_digest, secrets.moved(), digest)
+    return following, message, packed
 
 
 def _halves(state: ReadyToMask, peer: int) -> tuple[Half, Half]:
@@ -494,6 +503,7 @@ def receive_survivors(
         own_index=session.signer.index,
         own_digest=state.input_digest,
         cohorts=state.cohorts,
+        reports=state.reports_digest,
         holders=state.secrets.shares,
         header=session.header.body,
     )

@@ -127,9 +127,18 @@ def drawn_ring(header: Header, ctx1: bytes, members: Iterable[int]) -> Ring:
     return ring_of(places, header.graph.degree)
 
 
-def members_context(ctx1: bytes, members: Iterable[int]) -> bytes:
-    """ctx2: ctx1 and the sorted roster indices of U2."""
-    return labelled_digest("ctx2", ctx1, _indices(sorted(members)))
+def reports_digest(commitments: Mapping[int, bytes]) -> bytes:
+    """Digest of the members of U2 that have a norm report, by roster index, with their commitments; empty if none has.
+
+    Members without a report have an empty commitment.
+    """
+    due = sorted(index for index, commitment in commitments.items() if commitment)
+    return labelled_digest("reports", _indices(due), b"".join(commitments[index] for index in due)) if due else b""
+
+
+def members_context(ctx1: bytes, members: Iterable[int], reports: bytes = b"") -> bytes:
+    """ctx2: ctx1, the sorted roster indices of U2 and, where there are norm reports, :func:`reports_digest`."""
+    return labelled_digest("ctx2", ctx1, _indices(sorted(members)), *([reports] if reports else []))
 
 
 def survivors_digest(ctx2: bytes, lists: Survivors) -> bytes:

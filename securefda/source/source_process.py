@@ -267,6 +267,7 @@ class SourceDriver:
                 await self._channel.send(await in_thread(partial(self._rounds.join, self._channel.run_id.hex())))
                 self._joined = True
             await self._send(await self._answers())
+            await self._send(await in_thread(self._rounds.train))  # while the keys that were sent travel
         except AggregatorRestarted:
             self._reporter.note(Note("the aggregator has restarted; joining again", "warning"))
             self._rounds.forget()

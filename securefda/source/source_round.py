@@ -2,6 +2,10 @@
 
 Each function takes the present state and a message, and returns the next state with the parcel to send. It raises if
 a check fails; the caller then drops the round. State that outlives a round is in :mod:`securefda.source.source_run`.
+
+In a session among all, keys do not depend on the update: a source sends them first and trains while they travel. Among
+neighbours it trains first, since a source that gives up after the ring is drawn is one of the few that may drop out.
+In clear there are no keys.
 """
 
 from __future__ import annotations
@@ -89,7 +93,8 @@ class SourceRound:
         number: how many results came before the model that the round trains from.
         phase: of the masking session; or, at ``individual``, the wait for the result.
         record: this site's line about the round in the run's records.
-        pending: this source's contribution until it is masked, clipped; None afterwards, and at ``individual``.
+        accepted: what to train for, once the keys are sent; None where this source has trained already.
+        pending: this source's contribution until it is masked, clipped; None before and after, and at ``individual``.
         target_update: g_T, if this source was sent it: the next header's model shows how much of the step it was.
     """
 
@@ -97,6 +102,7 @@ class SourceRound:
     number: int
     phase: session_steps.Phase | AwaitingClearResult
     record: SiteLine
+    accepted: AcceptedRound | None = None
     pending: WeighedContribution | None = None
     target_update: Vector | None = None
 
@@ -115,8 +121,8 @@ class SourceRound:
         """Seconds to wait for the next message."""
         phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
         match self.phase:
-            case session_steps.AwaitingKeyList() | session_steps.AwaitingRoll():
-                return 2 * phase_s + training_s
+            case session_steps.AwaitingKeyList() | session_steps.AwaitingRoll() | session_steps.AwaitingShares():
+                return 2 * phase_s + training_s  # others may still train
             case session_steps.AwaitingResult():  # the aggregator evaluates the model first, and can train it before
                 return 3 * phase_s + training_s
             case AwaitingClearResult():  # the same, after the others have trained and taken the four later steps
@@ -160,7 +166,29 @@ def step_apart(site: SourceSite, accepted: AcceptedRound, target_update: Vector 
 
 
 def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
-    """Train; then send the update in clear or begin the masking session, depending on the visibility level.
+    """Begin the masking session, or send the update in clear, depending on the visibility level.
+
+    A session among all begins with its keys, and :func:`train_round` comes next; anything else begins with training.
+
+    Raises:
+        as :func:`train_round`.
+    """
+    if accepted.level is Visibility.INDIVIDUAL:
+        return _release_in_clear(site, accepted, _train(site, accepted))
+    opened = partial(SourceRound, accepted.header, accepted.origin.number)
+    session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
+    if accepted.header.body.graph is None:
+        phase, keys = session_steps.advertise(session, site.random_bytes)
+        return opened(phase, SiteLine(round=accepted.header.body.round), accepted), Parcel(keys)
+    trained = _train(site, accepted)
+    pending = _clipped(accepted, trained)
+    phase, keys = session_steps.advertise(session, site.random_bytes)
+    target_update = _kept_target_update(accepted)
+    return opened(phase, trained.record, pending=pending, target_update=target_update), Parcel(keys)
+
+
+def train_round(site: SourceSite, current: SourceRound) -> SourceRound:
+    """Train for a round of which the keys are sent; one that has trained stays as it is.
 
     Raises:
         FaultyAggregatorError: HEADER_STEP or HEADER_TARGET_STEP, in this source's first round of the run; CLIPPED.
@@ -168,6 +196,36 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
         TrainingError: training failed.
         PolicyRefusal: this site has too few rows for second moments.
     """
+    if current.accepted is None:
+        return current
+    trained = _train(site, current.accepted)
+    pending = _clipped(current.accepted, trained)
+    record = cast(SiteLine, {**trained.record, **current.record})
+    target_update = _kept_target_update(current.accepted)
+    return replace(current, record=record, accepted=None, pending=pending, target_update=target_update)
+
+
+def _kept_target_update(accepted: AcceptedRound) -> Vector | None:
+    return accepted.published if accepted.terms.plan.uses_target_statistics else None
+
+
+@dataclass(slots=True, repr=False)
+class _Trained:
+    """What training gave: this site's line, and its aligned update with a pull on features behind it, if there is one.
+
+    ``alignment`` is the factor where only estimates are aligned, else None.
+    """
+
+    record: SiteLine
+    update: Vector
+    alignment: float | None
+    noise_variance: float
+    metrics: Metrics | None
+    growth: float
+    rounding: Secret
+
+
+def _train(site: SourceSite, accepted: AcceptedRound) -> _Trained:
     header, terms = accepted.header.body, accepted.terms
     if terms.plan.rule.adds_moments:
         result = site.trainer.moments(
@@ -206,45 +264,48 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
     if result.epsilon is not None:
         record["epsilon"] = result.epsilon
     factor = alignment_of(header, steps=result.steps, learning_rate=result.learning_rate)
-    update = aligned_update(header, result.update, factor)
-    for_estimates = factor if terms.plan.aligns_estimates_only else None
-    update_and_pull = with_pull(header, update, result.pull)
+    update = with_pull(header, aligned_update(header, result.update, factor), result.pull)
     if not terms.plan.rule.adds_moments:  # moments are no measure of how far training moves a model
         units = accepted.course.units_after(result.update)
         site.store.remember_trained(header.run_id, accepted.origin.number, accepted.model, header.model_digest, units)
-    rounding = site.new_rounding_key(header)
-    if accepted.level is Visibility.INDIVIDUAL:
-        return _release_in_clear(
-            site, accepted, update_and_pull, record, metrics=metrics, alignment=for_estimates, rounding=rounding
-        )
+    return _Trained(
+        record,
+        update,
+        factor if terms.plan.aligns_estimates_only else None,
+        aligned_variance(header, result.noise_variance, factor),
+        metrics,
+        result.loss_growth,
+        site.new_rounding_key(header),
+    )
 
+
+def _clipped(accepted: AcceptedRound, trained: _Trained) -> WeighedContribution:
+    """This source's contribution, clipped. It completes the line, and leaves no update behind."""
+    header, record = accepted.header.body, trained.record
     contribution = contribution_at_source(
-        *(terms, accepted.level, accepted.published, update_and_pull),
-        alignment=1.0 if for_estimates is None else for_estimates,
-        noise_variance=aligned_variance(header, result.noise_variance, factor),
+        *(accepted.terms, accepted.level, accepted.published, trained.update),
+        alignment=1.0 if trained.alignment is None else trained.alignment,
+        noise_variance=trained.noise_variance,
     )
-    samples, growth = result.samples, result.loss_growth
-    del result, update, update_and_pull  # frees vectors of the model's length before encoding and masking
+    del trained.update  # a vector of the model's length less before encoding and masking
     pending = WeighedContribution.clipped(
-        terms, accepted.level, contribution, samples, rounding=rounding, metrics=metrics
+        accepted.terms,
+        accepted.level,
+        contribution,
+        record["samples"],
+        rounding=trained.rounding,
+        metrics=trained.metrics,
     )
-    # Before the first message of the session: nothing may depend on an update that is kept back.
+    # Before anything that depends on the update: nothing may depend on one that is kept back.
     try:
         require_few_at_the_clip(header, pending.at_bounds)
     except FaultyAggregatorError as error:
-        if growth <= EXPLODED:
+        if trained.growth <= EXPLODED:
             raise
-        raise TrainingDiverged(
-            f"training diverges: the loss grew {growth:.3g} times in the round, and the update is beyond its clip",
-            hint="lower training.learning-rate",
-        ) from error
+        grew = f"the loss grew {trained.growth:.3g} times in the round, and the update is beyond its clip"
+        raise TrainingDiverged(f"training diverges: {grew}", hint="lower training.learning-rate") from error
     record["beta"], record["clipped"] = contribution.beta, sum(pending.at_bounds)
-    session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
-    report = pending.report.codes if pending.report else b""
-    phase, advertise = session_steps.advertise(session, site.random_bytes, report)
-    target_update = accepted.published if terms.plan.uses_target_statistics else None
-    number = accepted.origin.number
-    return SourceRound(accepted.header, number, phase, record, pending, target_update), Parcel(advertise)
+    return pending
 
 
 def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]) -> Answer:
@@ -258,7 +319,9 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
     answer: Signed[Body]
     match current.phase, message.body:
         case session_steps.AwaitingKeyList() as phase, KeyList():
-            following, answer = session_steps.receive_key_list(phase, received, site.random_bytes)
+            report = current.pending.report if current.pending else None
+            codes = report.codes if report else b""
+            following, answer = session_steps.receive_key_list(phase, received, site.random_bytes, codes)
         case session_steps.AwaitingRoll() as phase, Roll():
             following, answer = session_steps.receive_roll(phase, received)
         case session_steps.AwaitingNeighbours() as phase, Neighbours():
@@ -344,34 +407,25 @@ def remember_result(site: SourceSite, finished: SourceRound, message: Signed[Res
     return receipt_for(site, header.run_id, taken)
 
 
-def _release_in_clear(
-    site: SourceSite,
-    accepted: AcceptedRound,
-    update: Vector,
-    record: SiteLine,
-    *,
-    metrics: Metrics | None,
-    alignment: float | None,
-    rounding: Secret,
-) -> Answer:
-    header, number = accepted.header, accepted.origin.number
-    may_leave, vector = site.policy.metadata.may_leave, vector_to_wire(update)
+def _release_in_clear(site: SourceSite, accepted: AcceptedRound, trained: _Trained) -> Answer:
+    header, metrics, may_leave = accepted.header, trained.metrics, site.policy.metadata.may_leave
+    vector = vector_to_wire(trained.update)
     body = Update(
         sha256(vector).digest(),
         len(vector),
-        record["samples"],
-        rounding.reveal(),
+        trained.record["samples"],
+        trained.rounding.reveal(),
         loss=metrics.loss if metrics and "loss" in may_leave else None,
         accuracy=metrics.accuracy if metrics and "accuracy" in may_leave else None,
-        alignment=alignment,
+        alignment=trained.alignment,
     )
     check_metadata(site.policy, body)
     check_metrics(header.body, handed_in=not site.with_noise, update=body)
     _burn_fuse(site, header)
     site.store.answered(header.body.run_id, UNKNOWN_COUNT)
-    record["summed"] = 1
+    trained.record["summed"] = 1
     signed = site.signer.sign(header.envelope.session_id, header.digest(), body)
-    return SourceRound(header, number, AwaitingClearResult(), record), Parcel(signed, (vector,))
+    return SourceRound(header, accepted.origin.number, AwaitingClearResult(), trained.record), Parcel(signed, (vector,))
 
 
 def capped_and_encoded(

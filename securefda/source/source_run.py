@@ -1,12 +1,16 @@
 """A source in a run: one call per received message, which returns the messages to send back.
 
+A session's keys can leave before training: :meth:`SourceRun.train` after they are sent saves the time that they take.
+
 The source trusts nothing that it receives. A failed check ends the session for good: its secrets are erased, a signed
 abort names the check, and the source waits for the next header. A policy refusal names the key and nothing else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from securefda.audit.journal import site_ids
@@ -31,6 +35,7 @@ from securefda.protocol.messages import (
     Cosigned,
     Goodbye,
     Header,
+    KeyList,
     MissedResult,
     Neighbours,
     Parcel,
@@ -54,6 +59,7 @@ from securefda.source.source_round import (
     continue_round,
     remember_result,
     step_apart,
+    train_round,
 )
 from securefda.source.source_site import SourceSite
 from securefda.source.standing import Standing
@@ -168,11 +174,24 @@ class SourceRun:
         """Process one message with its vectors; returns the messages to send.
 
         If a check fails, that is a refusal or an abort. Late messages of a session that this source has ended are
-        ignored.
+        ignored. Training comes first if the message needs it.
         """
         self._process.require_original()
+        refusals = self.train() if isinstance(parcel.message.body, KeyList) else []
+        return refusals + self._answers(parcel, partial(self._dispatch, parcel))
+
+    def train(self) -> list[Parcel]:
+        """Train if the round in progress waits for it; returns what to send: a refusal of its header, or nothing."""
+        self._process.require_original()
+        current = self._round
+        if current is None or current.accepted is None:
+            return []
+        return self._answers(Parcel(current.header), self._train)
+
+    def _answers(self, parcel: Parcel, step: Callable[[], Outcome]) -> list[Parcel]:
+        """The messages that follow from a step, which a message has led to."""
         try:
-            match self._outcome_of(parcel):
+            match self._outcome_of(parcel, step):
                 case Accepted(messages):
                     answers = messages
                 case Skipped():
@@ -197,11 +216,11 @@ class SourceRun:
             return []
         return answers
 
-    def _outcome_of(self, parcel: Parcel) -> Outcome:
-        """Process a message and return its outcome; raises only AuditError, when the log cannot be written."""
+    def _outcome_of(self, parcel: Parcel, step: Callable[[], Outcome]) -> Outcome:
+        """Take a step and return its outcome; raises only AuditError, when the log cannot be written."""
         body = parcel.message.body
         try:
-            return self._dispatch(parcel)
+            return step()
         except AuditError:
             raise
         except PolicyRefusal as refusal:
@@ -279,6 +298,16 @@ class SourceRun:
         if apart is not None:
             self._round = self._round.noted(apart_from_target=apart)
         return Accepted([*receipts, answer])
+
+    def _train(self) -> Outcome:
+        if self._round is None:
+            raise RuntimeError("there is no round to train for")
+        try:
+            self._round = train_round(self._site, self._round)
+        except BaseException:
+            self.forget()  # a round that cannot be trained for is over, whatever the header's refusal says
+            raise
+        return Accepted([])
 
     def _continue_round(self, message: Signed[Body]) -> Outcome:
         if self._round is None:

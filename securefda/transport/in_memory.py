@@ -53,6 +53,9 @@ class SourceEndpoint(Protocol):
     def handle(self, parcel: Parcel) -> list[Parcel]:
         """Handle a message of the aggregator."""
 
+    def train(self) -> list[Parcel]:
+        """Train if what was sent last allows for it."""
+
     def expire(self) -> list[Parcel]:
         """Let a deadline pass, since the aggregator stays silent."""
 
@@ -185,6 +188,7 @@ class MemoryNetwork(Generic[AggregatorT, SourceT]):
             self.at_target(lambda: self.aggregator.receive(parcel))
         else:
             self.at_source(passed.to, lambda: self.sources[passed.to].handle(parcel))
+            self.at_source(passed.to, self.sources[passed.to].train)
 
     def at_target(self, act: Callable[[], list[Send]]) -> None:
         """Let the aggregator act, and send what it returns."""

@@ -936,7 +936,6 @@ class Advertise(_message.Message):
     BOX_KEY_FIELD_NUMBER: _builtins.int
     SELF_MASK_COMMITMENT_FIELD_NUMBER: _builtins.int
     NONCE_COMMITMENT_FIELD_NUMBER: _builtins.int
-    REPORT_COMMITMENT_FIELD_NUMBER: _builtins.int
     mask_key: _builtins.bytes
     """X25519 public key of the pairwise masks; 32 bytes."""
     box_key: _builtins.bytes
@@ -945,10 +944,6 @@ class Advertise(_message.Message):
     """Commitment to the self mask seed; 32 bytes."""
     nonce_commitment: _builtins.bytes
     """Commitment to the nonce that the source reveals in R1; 32 bytes."""
-    report_commitment: _builtins.bytes
-    """Commitment to the norm report in the share boxes; 32 bytes. Empty without a norm cap, or at another level than
-    sum.
-    """
     def __init__(
         self,
         *,
@@ -956,11 +951,10 @@ class Advertise(_message.Message):
         box_key: _builtins.bytes = ...,
         self_mask_commitment: _builtins.bytes = ...,
         nonce_commitment: _builtins.bytes = ...,
-        report_commitment: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "nonce_commitment", b"nonce_commitment", "report_commitment", b"report_commitment", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_key", b"box_key", "mask_key", b"mask_key", "nonce_commitment", b"nonce_commitment", "self_mask_commitment", b"self_mask_commitment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1112,8 +1106,11 @@ class ShareBundle(_message.Message):
 
     BOXES_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    REPORT_COMMITMENT_FIELD_NUMBER: _builtins.int
     nonce: _builtins.bytes
     """The nonce behind the sender's commitment of R0; 32 bytes."""
+    report_commitment: _builtins.bytes
+    """Commitment to the norm report in the boxes; 32 bytes. Empty without a norm cap, or at another level than sum."""
     @_builtins.property
     def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShareBox]:
         """One for each other member of U1, in SFDA-SA/2 for each neighbour; at most 1024."""
@@ -1123,10 +1120,11 @@ class ShareBundle(_message.Message):
         *,
         boxes: _abc.Iterable[Global___ShareBox] | None = ...,
         nonce: _builtins.bytes = ...,
+        report_commitment: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes", "nonce", b"nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes", "nonce", b"nonce", "report_commitment", b"report_commitment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1141,22 +1139,26 @@ class DeliveredBox(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     BOX_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    REPORT_COMMITMENT_FIELD_NUMBER: _builtins.int
     peer: _builtins.int
     """Roster index of the sender."""
     box: _builtins.bytes
     """AES-256-GCM: nonce, ciphertext and tag; 1 to 8192 bytes."""
     nonce: _builtins.bytes
     """The nonce that the sender revealed; 32 bytes."""
+    report_commitment: _builtins.bytes
+    """The sender's commitment to its norm report; 32 bytes or empty."""
     def __init__(
         self,
         *,
         peer: _builtins.int = ...,
         box: _builtins.bytes = ...,
         nonce: _builtins.bytes = ...,
+        report_commitment: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "nonce", b"nonce", "peer", b"peer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "nonce", b"nonce", "peer", b"peer", "report_commitment", b"report_commitment"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1311,6 +1313,9 @@ class Survivors(_message.Message):
 
     SURVIVORS_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    REPORTS_DIGEST_FIELD_NUMBER: _builtins.int
+    reports_digest: _builtins.bytes
+    """Digest of the commitments to the norm reports of U2; 32 bytes, or empty where there are none."""
     @_builtins.property
     def survivors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Survivor]:
         """U3; at most 1024."""
@@ -1324,10 +1329,11 @@ class Survivors(_message.Message):
         *,
         survivors: _abc.Iterable[Global___Survivor] | None = ...,
         dropped: _abc.Iterable[_builtins.int] | None = ...,
+        reports_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "survivors", b"survivors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "reports_digest", b"reports_digest", "survivors", b"survivors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -306,7 +306,8 @@ class Run:
         self.to_all(sign(TARGET, m.KeyList(tuple(adverts)), session_id, ctx), place)
         for site in SOURCES:
             boxes = tuple(m.ShareBox(peer, b"box") for peer in (1, 2, 3) if SITES[peer] != site)
-            self.send(Passing(site, TARGET, sign(site, m.ShareBundle(boxes, digest(site)), session_id, ctx), place))
+            bundle = m.ShareBundle(boxes, digest(site), digest("report", site) if level is SUM else b"")
+            self.send(Passing(site, TARGET, sign(site, bundle, session_id, ctx), place))
         for site in SOURCES:
             boxes = tuple(m.DeliveredBox(peer, b"box", digest(peer)) for peer in (1, 2, 3) if SITES[peer] != site)
             self.send(Passing(TARGET, site, sign(TARGET, m.ShareDelivery(boxes), session_id, ctx), place))
@@ -322,10 +323,8 @@ class Run:
         self.open(header, place, inputs)
 
     def advertise(self, site: str, header: m.Signed[m.Header], place: tuple[int, int, str]) -> m.Signed[m.Advertise]:
-        level = header.body.levels[0]
         keys = [digest(kind, site, header.body.round) for kind in ("mask", "box", "self", "nonce")]
-        body = m.Advertise(*keys, report_commitment=keys[0] if level is SUM else b"")  # type: ignore[misc]
-        message = sign(site, body, header.envelope.session_id, header.digest())
+        message = sign(site, m.Advertise(*keys), header.envelope.session_id, header.digest())
         self.send(Passing(site, TARGET, message, place))
         return message
 

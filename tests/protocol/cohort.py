@@ -276,8 +276,9 @@ class Cohort:
     def step(self, index: int, message: AnySigned | None) -> tuple[Any, AnySigned | None]:
         """What a source makes of a message: its next phase and its answer. The cohort is left as it is."""
         if index not in self.phases:
-            return src.advertise(self.sessions[index], self.random[index], self.report_of(index))
-        return taken(self.phases[index], message, self.random[index], partial(self._masked, index))
+            return src.advertise(self.sessions[index], self.random[index])
+        masked = partial(self._masked, index)
+        return taken(self.phases[index], message, self.random[index], masked, self.report_of(index))
 
     def _masked(self, index: int, ready: src.ReadyToMask) -> tuple[src.AwaitingSurvivors, AnySigned]:
         encoding = quantisation(self.header.body)

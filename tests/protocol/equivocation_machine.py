@@ -308,4 +308,4 @@ def _other_lists(lists: Survivors, victim: int, draw: Draw) -> Survivors:
             alive = [item for item in alive if item.index == victim]
         case _:
             alive = [replace(item, input_digest=STRANGER) if item is chosen else item for item in alive]
-    return Survivors(tuple(alive), tuple(dropped))
+    return replace(lists, survivors=tuple(alive), dropped=tuple(dropped))

@@ -121,22 +121,6 @@ def _second_of_colluder(items: list[AnySigned]) -> AnySigned:
     return resigned(message, Advertise(*keys))
 
 
-def _committed(commitment: bytes) -> Callable[[Cohort, AnySigned], AnySigned]:
-    """The colluder signs another commitment to its norm report, which the aggregator lets pass."""
-
-    def change(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
-        message = _by(COLLUDER, items)
-        return _swapped(items, resigned(message, replace(message.body, report_commitment=commitment)))
-
-    return _keys(change)
-
-
-def _honest_report_replaced(cohort: Cohort, items: list[AnySigned]) -> list[AnySigned]:
-    """The commitment of an honest source to its norm report is another one."""
-    honest = _by(4, items)
-    return _swapped(items, forged(honest, TARGET, body=replace(honest.body, report_commitment=STRANGER)))
-
-
 KEY_LIES = [
     Lie("KEY_DUPLICATE", "one source twice", KEY_LIST, _keys(lambda c, a: [*a, a[-1]])),
     Lie("KEY_DUPLICATE", "two sets of keys of one", KEY_LIST, _keys(lambda c, a: [*a, _second_of_colluder(a)])),
@@ -165,8 +149,6 @@ KEY_LIES = [
     ),
     Lie("KEY_QUORUM", "fewer than t", KEY_LIST, _keys(lambda c, a: _without({4, 5}, a))),
     Lie("KEY_INVALID", "box key of low order", KEY_LIST, _keys(lambda c, a: _of_colluder(a, box_key=bytes(32)))),
-    Lie("KEY_SIGNATURE", "commitment to a norm report substituted", KEY_LIST, _keys(_honest_report_replaced)),
-    Lie("KEY_REPORT", "no commitment to a norm report", KEY_LIST, _committed(b"")),
 ]
 
 
@@ -195,10 +177,16 @@ def _exchanged(boxes: list[DeliveredBox], field: str = "box") -> list[DeliveredB
     return [*swapped, *rest]
 
 
+def _committed(sender: int, commitment: bytes) -> Callable[[Cohort, AnySigned], AnySigned]:
+    """Beside the box of a source there is another commitment to its norm report."""
+    return _boxes(lambda c, b: [replace(x, report_commitment=commitment) if x.peer == sender else x for x in b])
+
+
 def _other_report(cohort: Cohort, boxes: list[DeliveredBox]) -> list[DeliveredBox]:
     """The colluder seals to the victim another norm report than it committed to."""
     phase = cohort.phases[COLLUDER]
-    address = BoxAddress(phase.ctx1, COLLUDER, VICTIM)
+    committed = next(box.report_commitment for box in boxes if box.peer == COLLUDER)
+    address = BoxAddress(phase.ctx1, COLLUDER, VICTIM, report_commitment=committed)
     key = agreement.sealing_key(agreement.KeyPair(phase.secrets.private), phase.u1[VICTIM].box_key, address)
     nothing, report = SharePair(Secret(bytes(33)), Secret(bytes(33))), Secret(bytes(report_bytes(cohort.header.body)))
     box = agreement.seal_box(key, address, nothing, Bytes("other report"), report)
@@ -223,7 +211,8 @@ def _other_pair_secret(cohort: Cohort, boxes: list[DeliveredBox]) -> list[Delive
     """The colluder seals to the victim another pair secret than it committed to, in a box that opens."""
     phase = cohort.phases[COLLUDER]
     half = Half.of_master(phase.secrets.master, owner=COLLUDER, peer=VICTIM, ctx1=phase.ctx1)
-    address = BoxAddress(phase.ctx1, COLLUDER, VICTIM, half.commitment)
+    committed = next(box.report_commitment for box in boxes if box.peer == COLLUDER)
+    address = BoxAddress(phase.ctx1, COLLUDER, VICTIM, half.commitment, committed)
     key, ciphertext = BoxKey.of(phase.secrets.private).encapsulate(phase.u1[VICTIM].box_key, address)
     nothing, extra = SharePair(Secret(bytes(33)), Secret(bytes(33))), bytes(32 + report_bytes(cohort.header.body))
     box = agreement.seal_box(key, address, nothing, Bytes("other half"), Secret(extra))
@@ -251,6 +240,8 @@ SHARE_LIES = [
     Lie("SHARE_BOX", "box for another", DELIVERY, _boxes(_for_another)),
     Lie("SHARE_BOX", "two boxes exchanged", DELIVERY, _boxes(lambda c, b: _exchanged(b))),
     Lie("SHARE_REPORT", "another norm report than a colluder committed to", DELIVERY, _boxes(_other_report)),
+    Lie("SHARE_REPORT", "no commitment to a norm report", DELIVERY, _committed(COLLUDER, b"")),
+    Lie("SHARE_BOX", "commitment of an honest source substituted", DELIVERY, _committed(4, STRANGER)),
 ]
 
 HYBRID: Mapping[str, Any] = {"changes": {"key_agreement": KeyAgreement.X25519_MLKEM768}}
@@ -299,6 +290,7 @@ LIST_LIES = [
     Lie("SURVIVOR_SELF", "I am dropped though I delivered", LISTS, _lists(lambda s, d: _drop(s, d, VICTIM))),
     Lie("SURVIVOR_SELF", "another input in my name", LISTS, _lists(lambda s, d: _other_input(s, VICTIM))),
     Lie("SURVIVOR_QUORUM", "fewer than t", LISTS, _lists(lambda s, d: _drop(s, d, 4, 5))),
+    Lie("SURVIVOR_REPORTS", "other commitments", LISTS, lambda c, m: resigned(m, replace(m.body, reports_digest=b""))),
 ]
 
 
@@ -333,7 +325,7 @@ LEVEL_LIES = [
     Lie("SHARE_QUORUM", "fewer in my sum than it opens over", DELIVERY, _boxes(_without_0), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of my sum", LISTS, _one_of(SUM), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of a cohort that I am not in", LISTS, _one_of(COHORT), MIXED),
-    Lie("KEY_REPORT", "a commitment to a norm report of a source in a cohort", KEY_LIST, _committed(STRANGER), MIXED),
+    Lie("SHARE_REPORT", "a norm report of a source in a cohort", DELIVERY, _committed(COLLUDER, STRANGER), MIXED),
 ]
 
 

@@ -77,24 +77,20 @@ class Colluder:
     def advertise(self) -> AnySigned:
         ctx = self.header.digest()
         commitment = nonce_commitment(self.nonce, own=self.index, ctx=ctx)
-        header = self.header.body
-        to_report = (
-            report_commitment(self._report, own=self.index, ctx=ctx)
-            if self.index in report_readers(header, self.index)
-            else b""
-        )
-        return self._sign(ctx, Advertise(self.mask_pair.public, self.boxes.public, bytes(32), commitment, to_report))
+        return self._sign(ctx, Advertise(self.mask_pair.public, self.boxes.public, bytes(32), commitment))
 
     @property
     def _report(self) -> Secret:
         return Secret(bytes(report_bytes(self.header.body)))
 
     def box(self, ctx1: bytes, recipient: int, box_key: bytes) -> DeliveredBox:
-        address = BoxAddress(ctx1, self.index, recipient)
-        report = self._report if recipient in report_readers(self.header.body, self.index) else None
+        readers = report_readers(self.header.body, self.index)
+        committed = report_commitment(self._report, own=self.index, ctx=ctx1) if readers else b""
+        address = BoxAddress(ctx1, self.index, recipient, report_commitment=committed)
+        report = self._report if recipient in readers else None
         drawn = Bytes("box", self.index, recipient, ctx1)
         sealed = self.boxes.seal(address, box_key, NO_SHARES, report, master=Secret(bytes(32)), random_bytes=drawn)
-        return DeliveredBox(self.index, sealed, self.nonce)
+        return DeliveredBox(self.index, sealed, self.nonce, committed)
 
     def input(self, ctx2: bytes, digest: bytes) -> AnySigned:
         return self._sign(ctx2, MaskedInput(digest, 4))
@@ -212,7 +208,7 @@ class LyingAggregator:
 
     def _delivery(self, victim: int, phase: src.AwaitingShares, without: Collection[int]) -> ShareDelivery:
         boxes = [
-            DeliveredBox(bundle.sender, box.box, bundle.body.nonce)
+            DeliveredBox(bundle.sender, box.box, bundle.body.nonce, bundle.body.report_commitment)
             for bundle in self._of(ShareBundle, phase.ctx1)
             for box in bundle.body.boxes
             if box.peer == victim
@@ -227,7 +223,7 @@ class LyingAggregator:
         members = sorted(frozenset[int]().union(*phase.cohorts))
         digests = {message.sender: message.body.digest for message in self._of(MaskedInput, phase.ctx2)}
         alive = tuple(Survivor(i, digests.get(i, bytes(32))) for i in members if i not in without)
-        return Survivors(alive, tuple(i for i in members if i in without))
+        return Survivors(alive, tuple(i for i in members if i in without), phase.reports_digest)
 
     def _signatures(self, phase: src.AwaitingConsistency, without: Collection[int]) -> Consistency:
         digest, alive = phase.own.body.survivors_digest, [survivor.index for survivor in phase.lists.survivors]

@@ -17,11 +17,15 @@ def taken(
     message: Any,
     random: Callable[[int], bytes],
     masked: Callable[[src.ReadyToMask], tuple[src.AwaitingSurvivors, Any]],
+    report: bytes = b"",
 ) -> tuple[Any, Any]:
-    """What a source makes of a message: its next phase and its answer; ``masked`` makes its input."""
+    """What a source makes of a message: its next phase and its answer.
+
+    ``masked`` makes its input, and ``report`` is its norm report.
+    """
     match phase:
         case src.AwaitingKeyList():
-            return src.receive_key_list(phase, message, random)
+            return src.receive_key_list(phase, message, random, report)
         case src.AwaitingRoll():
             return src.receive_roll(phase, message)
         case src.AwaitingNeighbours():

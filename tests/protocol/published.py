@@ -138,13 +138,13 @@ class SourceUnderTest:
 
     def start(self) -> dict[str, str]:
         """R0."""
-        report = bytes.fromhex(self._fields["report"])
-        self.phase, message = src.advertise(self._session, self._random, report)
+        self.phase, message = src.advertise(self._session, self._random)
         return sent(message)
 
     def receive(self, entry: Entry) -> dict[str, str] | None:
         """The answer to a message."""
-        self.phase, answer = taken(self.phase, received(entry), self._random, self._masked)
+        report = bytes.fromhex(self._fields["report"])
+        self.phase, answer = taken(self.phase, received(entry), self._random, self._masked, report)
         return None if answer is None else sent(answer)
 
     def _masked(self, ready: src.ReadyToMask) -> tuple[src.AwaitingSurvivors, Signed[Any]]:

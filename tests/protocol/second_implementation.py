@@ -288,10 +288,9 @@ class Source:
     def __init__(self, own: int, draws: list[bytes], ctx: bytes, codes: bytes, hybrid: bool) -> None:
         self.own, self.ctx = own, ctx
         self.master, self.self_secret, self.box_private, self.nonce = draws[:4]
-        self.report = draws[4] + codes if codes else b""
-        self.rest = draws[5:] if codes else draws[4:]
-        preimage = oracle.fields(b"securefda/1/report-commitment", ctx, own, self.report)
-        self.report_commitment = hashlib.sha256(preimage).digest() if codes else b""
+        dealt = draws[4:]  # nothing, of a source that was lost before
+        self.report = dealt.pop(0) + codes if codes and dealt else b""
+        self.rest = dealt
         self.mask_private = derive(self.master, ctx, "mask-sk", own)
         self.hybrid, self.x25519_private, self.kem_seed = hybrid, self.box_private[:32], self.box_private[32:]
         self.kem_key = ml_kem_oracle.keys(self.kem_seed)[0] if hybrid else b""
@@ -302,8 +301,11 @@ class Source:
 
     def advertise(self) -> bytes:
         keys = (self.mask_key, self.box_key, self.self_mask_commitment, self.nonce_commitment)
-        body = b"".join(put(number, value) for number, value in enumerate(keys, start=1))
-        return body + put(6, self.report_commitment)
+        return b"".join(put(number, value) for number, value in enumerate(keys, start=1))
+
+    def report_commitment(self, ctx1: bytes) -> bytes:
+        preimage = oracle.fields(b"securefda/1/report-commitment", ctx1, self.own, self.report)
+        return hashlib.sha256(preimage).digest() if self.report else b""
 
     def deal(self, threshold: int, u1: list[int]) -> dict[int, tuple[bytes, bytes]]:
         """For each holder its share of the master secret and of the self secret."""
@@ -343,7 +345,7 @@ class Source:
         nonce = self.rest.pop(0)
         report = self.report if peer.report else b""
         plaintext = ctx1 + index(self.own) + index(peer.own) + shares[0] + shares[1] + report
-        associated = oracle.fields(b"securefda/1/share-box", ctx1, self.own, peer.own)
+        front, associated = b"", oracle.fields(b"securefda/1/share-box", ctx1, self.own, peer.own)
         if self.hybrid:
             half = self.half(peer, ctx1)[0]
             preimage = oracle.fields(b"securefda/1/half-commitment", ctx1, self.own, peer.own, half)
@@ -351,8 +353,8 @@ class Source:
             plaintext = plaintext[: len(plaintext) - len(report)] + self.pair_secret(peer, ctx1) + report
             associated += oracle.fields(commitment)
             front = ml_kem_oracle.encapsulated(peer.kem_key, kem_message(peer.kem_key))[1] + commitment
-            return front + nonce + oracle.aes_gcm(self.sealing_key(peer, ctx1), nonce, plaintext, associated)
-        return nonce + oracle.aes_gcm(self.sealing_key(peer, ctx1), nonce, plaintext, associated)
+        associated += oracle.fields(self.report_commitment(ctx1)) if self.report else b""
+        return front + nonce + oracle.aes_gcm(self.sealing_key(peer, ctx1), nonce, plaintext, associated)
 
     def self_seed(self, ctx2: bytes) -> bytes:
         return derive(self.self_secret, ctx2, "self-mask", self.own)
@@ -467,14 +469,21 @@ class Replica:
         self.u2 = [own for own in self.u1 if heard[own]]
         for own in self.u2:
             others = [
-                put(1, peer) + put(2, boxes[peer][1][own]) + put(3, self.sources[peer].nonce)
+                put(1, peer)
+                + put(2, boxes[peer][1][own])
+                + put(3, self.sources[peer].nonce)
+                + put(4, self.sources[peer].report_commitment(self.ctx1))
                 for peer in self.u2
                 if peer != own and peer in self.holders[own]
             ]
             body = b"".join(put(1, member) for member in others)
             body += put(2, b"".join(varint(member) for member in self.u2)) if self.terms.graph else b""
             self._tell("ShareDelivery", [own], self.ctx1, body)
-        self.ctx2 = labelled("ctx2", self.ctx1, b"".join(index(own) for own in self.u2))
+        reports = {own: self.sources[own].report_commitment(self.ctx1) for own in self.u2 if self.sources[own].report}
+        members = [b"".join(index(own) for own in reports), b"".join(reports.values())]
+        self.reports_digest = labelled("reports", *members) if reports else b""
+        members = [b"".join(index(own) for own in self.u2), *([self.reports_digest] if reports else [])]
+        self.ctx2 = labelled("ctx2", self.ctx1, *members)
         self.cohorts = self.terms.split(self.ctx1, {own: self.sources[own].nonce for own in self.u2})
 
     def _boxes(self, own: int) -> tuple[bytes, dict[int, bytes]]:
@@ -485,7 +494,7 @@ class Replica:
             if peer != own
         }
         body = b"".join(put(1, put(1, peer) + put(2, box)) for peer, box in boxes.items())
-        return body + put(2, source.nonce), boxes
+        return body + put(2, source.nonce) + put(3, source.report_commitment(self.ctx1)), boxes
 
     def masked(self, own: int) -> list[int]:
         """The masked input of a source."""
@@ -526,7 +535,7 @@ class Replica:
         self.listed = [there[own] for own in self.u3]
         body = b"".join(put(1, put(1, own) + put(2, digests[own])) for own in self.u3)
         packed = b"".join(varint(own) for own in self.dropped)
-        self._tell("Survivors", self.u3, self.ctx2, body + put(2, packed))
+        self._tell("Survivors", self.u3, self.ctx2, body + put(2, packed) + put(3, self.reports_digest))
         alive = b"".join(index(own) + digests[own] for own in self.u3)
         self.survivors_digest = labelled("survivors", self.ctx2, alive, b"".join(index(own) for own in self.dropped))
 

@@ -16,7 +16,7 @@ from cohort import AnySigned, Bytes, resigned, signer
 from hypothesis import strategies as st
 from session_sites import WIDTH, Source
 
-from securefda.protocol.agreement import BoxAddress, SharePair, report_commitment
+from securefda.protocol.agreement import BoxAddress, SharePair
 from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.messages import (
     Abort,
@@ -36,6 +36,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.secret import Secret
 from securefda.protocol.shamir import PRIME, LagrangeAtZero, x_of
 from securefda.protocol.share_boxes import ShareBoxes, box_bytes, boxes_of
+from securefda.protocol.source_session import AwaitingShares
 from securefda.protocol.transcript import key_list_context
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -55,7 +56,8 @@ class Liar:
         masters: its master secret in each session, likewise.
         headers: that of each session.
         key_lists: the key list that it was shown in each session.
-        reports: the norm report that it sends in each session, after the random bytes of its commitment.
+        claim: the codes that it reports in place of its norms, from the next key list on; None: the true ones.
+        claimed: those that it reported in each session.
         added: what was added to its input, by digest of the masked input; WIDTH + N_STATISTICS numbers in the ring.
     """
 
@@ -64,7 +66,8 @@ class Liar:
     masters: dict[bytes, Secret] = field(default_factory=dict)
     headers: dict[bytes, Header] = field(default_factory=dict)
     key_lists: dict[bytes, Signed[KeyList]] = field(default_factory=dict)
-    reports: dict[bytes, Secret] = field(default_factory=dict)
+    claim: bytes | None = None
+    claimed: dict[bytes, bytes] = field(default_factory=dict)
     added: dict[bytes, Any] = field(default_factory=dict)
 
     def overhear(self, message: AnySigned) -> None:
@@ -76,14 +79,21 @@ class Liar:
             self.headers[session] = phase.session.header.body
             self.masters[session] = Secret(phase.secrets.master.reveal())
             self.key_lists[session] = message
-            if phase.secrets.report is not None:
-                self.reports[session] = Secret(phase.secrets.report.reveal())
+            self._report_falsely(session)
+
+    def _report_falsely(self, session: bytes) -> None:
+        """Train, and put other codes in the place of the true ones, before the honest code commits to them."""
+        rounds = self.source.rounds
+        rounds.train()
+        current = rounds._round
+        if self.claim is not None and current and current.pending and current.pending.report:
+            report = replace(current.pending.report, codes=self.claim)
+            rounds._round = replace(current, pending=replace(current.pending, report=report))
+            self.claimed[session] = self.claim
 
     def pretend(self, **changes: Any) -> None:
         """Change the phase of the honest code, so that it stands by a lie."""
         current = self.source.rounds._round
-        if current is not None and "report" in changes and hasattr(current.phase, "secrets"):
-            changes["secrets"] = replace(current.phase.secrets, report=changes.pop("report"))
         if current is not None and all(hasattr(current.phase, name) for name in changes):
             self.source.rounds._round = replace(current, phase=replace(current.phase, **changes))
 
@@ -118,7 +128,7 @@ Lie = Callable[[Scene], Parcel]
 def keys(scene: Scene) -> Parcel:
     """R0: keys or commitments that follow from no secret of the liar, are another's, or give no shared secret.
 
-    Or another norm report: as much as the clip allows, less than it is, or none; or a wrong commitment to it, or none.
+    Or true ones, and in R1 another norm report: as much as the clip allows, less than it is, or none.
     """
     body: Advertise = scene.message.body
     of_kem = body.box_key[32:]
@@ -136,15 +146,10 @@ def keys(scene: Scene) -> Parcel:
         *({"mask_key": key} for key in known),
         *({"box_key": key + of_kem} for key in known),
     ]
-    commitments: list[dict[str, Any]] = [{"report_commitment": value} for value in (b"", STRANGER)]
-    how = scene.any_of("keys", "report", "commitment")
-    if how == "report" and body.report_commitment:
-        report = Secret(STRANGER + bytes([scene.any_of(255, 252, 251, 0)]))
-        committed = report_commitment(report, own=scene.message.sender, ctx=scene.message.envelope.context)
-        lie = scene.with_body(replace(body, report_commitment=committed))
-        scene.liar.pretend(report=report)
-    else:
-        lie = scene.with_body(replace(body, **scene.any_of(*(commitments if how == "commitment" else choices))))
+    if scene.any_of("keys", "report") == "report":
+        scene.liar.claim = bytes([scene.any_of(255, 252, 251, 0)])
+        return scene.parcel
+    lie = scene.with_body(replace(body, **scene.any_of(*choices)))
     scene.liar.pretend(own=lie.message)
     return lie
 
@@ -152,11 +157,14 @@ def keys(scene: Scene) -> Parcel:
 def boxes(scene: Scene) -> Parcel:
     """R1: boxes that do not open, hold shares off the polynomial, or go to the wrong sources; another nonce.
 
-    Or boxes with halves that do not follow from the liar's master secret.
+    Or boxes with halves that do not follow from the liar's master secret; a wrong commitment to its norm report.
     """
-    body, how = scene.message.body, scene.any_of("garbled", "dealt wrong", "other halves", "recipients", "nonce")
+    body, hows = scene.message.body, ("garbled", "dealt wrong", "other halves", "recipients", "nonce", "commitment")
+    how = scene.any_of(*hows)
     if how == "nonce":
         return scene.with_body(replace(body, nonce=STRANGER))
+    if how == "commitment":
+        return scene.with_body(replace(body, report_commitment=scene.any_of(b"", STRANGER)))
     if how == "recipients":
         return scene.with_body(replace(body, boxes=scene.any_of(body.boxes[1:], (*body.boxes, body.boxes[0]))))
     harmed = scene.some_of([box.peer for box in body.boxes])
@@ -189,10 +197,15 @@ def _sealed(scene: Scene, box: Any, master_of: Callable[[Secret], Secret]) -> by
     key_list = liar.key_lists[session].body
     ctx1 = key_list_context(scene.message.envelope.context, key_list.advertisements)
     ctx1 = scene.message.envelope.context or ctx1
-    address = BoxAddress(ctx1, scene.message.sender, box.peer)
+    committed = scene.message.body.report_commitment
+    address = BoxAddress(ctx1, scene.message.sender, box.peer, report_commitment=committed)
     theirs = next(item.body.box_key for item in key_list.advertisements if item.sender == box.peer)
     wrong = SharePair(Secret(b"\0" + STRANGER), Secret(b"\0" + STRANGER))
-    report = liar.reports.get(session) if len(box.box) > box_bytes(liar.headers[session]) else None
+    report = None
+    if len(box.box) > box_bytes(liar.headers[session]):
+        if not isinstance(liar.source.phase, AwaitingShares):
+            return _garbled(scene, box)
+        report = liar.source.phase.secrets.report
     master, drawn = master_of(liar.masters[session]), Bytes("wrong box", box.peer)
     return liar.boxes[session].seal(address, theirs, wrong, report, master=master, random_bytes=drawn)
 

@@ -36,7 +36,6 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.aggregator.sums import PartialSum, RoundSum
 from securefda.errors import FaultyAggregatorError
 from securefda.operations.notes import Note
-from securefda.protocol.agreement import REPORT_OPENING_BYTES
 from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.messages import Abort, Header, Parcel, Send, Survivors, Visibility
@@ -276,9 +275,9 @@ class SessionNetwork(MemoryNetwork[AggregatorRun, Source]):
         header = attempt.header.body
         most = [header.layers[0].clip * math.sqrt(WIDTH)]
         if member in self.liars:
-            false = self.liars[member].reports.get(attempt.header.envelope.session_id)
+            false = self.liars[member].claimed.get(attempt.header.envelope.session_id)
             if false is not None:
-                return false.reveal()[REPORT_OPENING_BYTES:]
+                return false
         return norm_codes([1.0], [WIDTH], most)
 
     def _judge_part(self, attempt: Attempt, part: PartialSum, total: Any, rounded_up: Any) -> None:

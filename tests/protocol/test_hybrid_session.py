@@ -25,7 +25,7 @@ from securefda.protocol.agreement import BoxAddress, CommitmentError, KeyAgreeme
 from securefda.protocol.header import KEY_AGREEMENTS
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.hybrid import BOX_KEY_BYTES, BOX_PRIVATE_BYTES, RECOVERY_BYTES, BoxKey, Half
-from securefda.protocol.messages import BOX_KEY_LENGTHS, Advertise, KeyAgreement, ShareBox, ShareBundle, Visibility
+from securefda.protocol.messages import BOX_KEY_LENGTHS, Advertise, KeyAgreement, ShareBox, Visibility
 from securefda.protocol.secret import Secret
 from securefda.site.policy.schema import SourcePolicy
 
@@ -98,7 +98,7 @@ def test_pair_secret_that_is_not_the_masters_names_its_owner_once_it_dropped_out
     boxes = share_boxes.boxes_of(cohort.header.body, phase.secrets.private)
     opened = {
         box.peer: share_boxes.boxes_of(cohort.header.body, cohort.phases[box.peer].secrets.private).open(
-            BoxAddress(phase.ctx1, DROPPED, box.peer),
+            BoxAddress(phase.ctx1, DROPPED, box.peer, report_commitment=honest.body.report_commitment),
             phase.u1[DROPPED].box_key,
             box.box,
             len(box.box) - share_boxes.box_bytes(cohort.header.body),
@@ -109,7 +109,7 @@ def test_pair_secret_that_is_not_the_masters_names_its_owner_once_it_dropped_out
         ShareBox(
             peer,
             boxes.seal(
-                BoxAddress(phase.ctx1, DROPPED, peer),
+                BoxAddress(phase.ctx1, DROPPED, peer, report_commitment=honest.body.report_commitment),
                 phase.u1[peer].box_key,
                 one.shares,
                 one.report,
@@ -120,7 +120,7 @@ def test_pair_secret_that_is_not_the_masters_names_its_owner_once_it_dropped_out
         for peer, one in opened.items()
     ]
     cohort.phases[DROPPED] = phase
-    cohort.outbox[DROPPED] = resigned(honest, ShareBundle(tuple(lies), honest.body.nonce))
+    cohort.outbox[DROPPED] = resigned(honest, replace(honest.body, boxes=tuple(lies)))
     cohort.collect()
     cohort.close()
     cohort.exchange(2)

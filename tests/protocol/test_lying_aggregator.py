@@ -11,8 +11,6 @@ from lies_of_aggregator import COLLUDER, LIES, OUTSIDE, VICTIM, Lie
 from phases import OVER
 from test_session import assert_sum_is_exact
 
-from securefda.protocol.messages import Survivors
-
 
 def cohort_before(slot: int, **setup: object) -> Cohort:
     """Five sources, of which the victim has the aggregator's message of a slot in its inbox."""
@@ -70,7 +68,7 @@ def _same(honest: AnySigned) -> AnySigned:
 
 def _other_lists(honest: AnySigned) -> AnySigned:
     *alive, last = honest.body.survivors
-    return resigned(honest, Survivors(tuple(alive), (last.index,)))
+    return resigned(honest, replace(honest.body, survivors=tuple(alive), dropped=(last.index,)))
 
 
 def _fewer_boxes(honest: AnySigned) -> AnySigned:

@@ -13,7 +13,7 @@ from securefda.errors import FaultyAggregatorError, FaultySourceError
 from securefda.protocol import agreement
 from securefda.protocol import source_session as src
 from securefda.protocol.agreement import BOX_BYTES, REPORT_OPENING_BYTES, BoxAddress, SharePair
-from securefda.protocol.messages import Advertise, Granularity, Header, NormCapTerms, ShareBundle, Signed, Visibility
+from securefda.protocol.messages import Granularity, Header, NormCapTerms, ShareBundle, Signed, Visibility
 from securefda.protocol.secret import Secret
 from securefda.protocol.session_checks import report_bytes, report_fault, report_readers
 
@@ -25,23 +25,19 @@ def header(granularity: Granularity | None) -> Header:
     return header_body(5, **{**MIXED["changes"], "norm_cap": norm_cap})
 
 
-def advertised(report_commitment: bytes) -> Advertise:
-    return Advertise(*(bytes([number]) * 32 for number in range(4)), report_commitment)
-
-
 @pytest.mark.parametrize("granularity", [*Granularity, None])
 def test_a_commitment_is_there_exactly_where_a_report_is_due(granularity: Granularity | None) -> None:
     asked = header(granularity)
-    assert (report_fault(AT_SUM, advertised(bytes(32)), asked) is None) is (granularity is not None)
-    assert (report_fault(AT_SUM, advertised(b""), asked) is None) is (granularity is None)
-    assert report_fault(IN_COHORT, advertised(b""), asked) is None
-    assert report_fault(IN_COHORT, advertised(bytes(32)), asked) is not None
+    assert (report_fault(AT_SUM, bytes(32), asked) is None) is (granularity is not None)
+    assert (report_fault(AT_SUM, b"", asked) is None) is (granularity is None)
+    assert report_fault(IN_COHORT, b"", asked) is None
+    assert report_fault(IN_COHORT, bytes(32), asked) is not None
 
 
 @pytest.mark.parametrize("length", [1, 31, 33])
 def test_commitment_has_32_bytes_or_none(length: int) -> None:
     with pytest.raises(ValueError, match="report_commitment must be empty or 32 bytes"):
-        advertised(bytes(length))
+        ShareBundle((), bytes(32), bytes(length))
 
 
 def test_reports_are_sealed_to_the_sources_of_the_sum_alone_and_nobody_else_sees_a_byte() -> None:
@@ -73,13 +69,13 @@ def ready_to_mask(cohort: Cohort, index: int) -> src.ReadyToMask:
 
 @pytest.mark.parametrize("commitment", [bytes(32), b""])
 def test_aggregator_refuses_a_commitment_that_is_not_due_or_missing_and_nothing_else_changes(commitment: bytes) -> None:
-    cohort, liar = Cohort(5, **MIXED).until(0), IN_COHORT if commitment else AT_SUM
+    cohort, liar = Cohort(5, **MIXED).until(1), IN_COHORT if commitment else AT_SUM
     honest = cohort.outbox.pop(liar)
     cohort.collect()
     before = cohort.aggregator
     with pytest.raises(FaultySourceError) as refused:
         cohort.add(over_the_wire(resigned(honest, replace(honest.body, report_commitment=commitment))))
-    assert (refused.value.source_id, refused.value.check) == (f"source-{liar}", "KEY_REPORT")
+    assert (refused.value.source_id, refused.value.check) == (f"source-{liar}", "SHARE_REPORT")
     assert cohort.aggregator is before
     cohort.aggregator = cohort.add(honest)
     assert_sum_is_exact(cohort, {})
@@ -88,7 +84,7 @@ def test_aggregator_refuses_a_commitment_that_is_not_due_or_missing_and_nothing_
 def with_report(cohort: Cohort, bundle: Signed[ShareBundle], recipient: int, report: bytes) -> Signed[ShareBundle]:
     """The bundle of a source with another report in the box for one recipient, sealed with its own key."""
     phase, sender = cohort.phases[bundle.sender], bundle.sender
-    address = BoxAddress(phase.ctx1, sender, recipient)
+    address = BoxAddress(phase.ctx1, sender, recipient, report_commitment=bundle.body.report_commitment)
     key = agreement.sealing_key(agreement.KeyPair(phase.secrets.private), phase.u1[recipient].box_key, address)
     nothing = SharePair(Secret(bytes(33)), Secret(bytes(33)))
     box = agreement.seal_box(key, address, nothing, cohort.random[sender], Secret(report))
@@ -128,17 +124,33 @@ class OtherReport(Cohort):
 def test_another_report_of_one_source_changes_the_transcript_of_all() -> None:
     honest, other = (kind(5, **MIXED).until(1) for kind in (Cohort, OtherReport))
     assert honest.report_of(AT_SUM) != other.report_of(AT_SUM)
-    assert all(honest.phases[index].ctx1 != other.phases[index].ctx1 for index in honest.indices)
+    contexts = [{i: ready_to_mask(cohort, i).ctx2 for i in cohort.indices} for cohort in (honest, other)]
+    assert all(contexts[0][index] != contexts[1][index] for index in honest.indices)
+
+
+def test_two_commitments_of_one_source_put_those_who_see_them_under_different_masks() -> None:
+    cohort = Cohort(5, **MIXED).until(1)
+    bundle, length = cohort.outbox[COLLUDER], report_bytes(cohort.header.body)
+    opening = Secret(bytes(length))
+    other = agreement.report_commitment(opening, own=COLLUDER, ctx=cohort.phases[COLLUDER].ctx1)
+    second = resigned(bundle, replace(bundle.body, report_commitment=other))
+    box = next(one.box for one in with_report(cohort, second, AT_SUM, bytes(length)).body.boxes if one.peer == AT_SUM)
+    cohort.collect()
+    cohort.close()
+    shown = cohort.inbox[AT_SUM]
+    boxes = tuple(
+        replace(one, box=box, report_commitment=other) if one.peer == COLLUDER else one for one in shown.body.boxes
+    )
+    cohort.inbox[AT_SUM] = resigned(shown, replace(shown.body, boxes=boxes))
+    ready = {index: ready_to_mask(cohort, index) for index in cohort.indices}
+    assert ready[AT_SUM].ctx2 not in {ready[index].ctx2 for index in cohort.indices if index != AT_SUM}
+    assert len({one.ctx2 for one in ready.values()}) == 2
 
 
 def test_a_report_is_forgotten_with_the_phase_that_held_it() -> None:
-    cohort = Cohort(5, **MIXED).until(0)
-    first = cohort.phases[AT_SUM]
-    cohort.collect()
-    cohort.close()
-    cohort.answer()
-    second = cohort.phases[AT_SUM]
-    assert (len(first.secrets.report), len(second.secrets.report)) == (0, report_bytes(cohort.header.body))
-    src.erase(second)
-    assert len(second.secrets.report) == 0
-    assert cohort.report_of(AT_SUM).hex() not in repr((first, second))
+    cohort = Cohort(5, **MIXED).until(1)
+    dealt = cohort.phases[AT_SUM]
+    assert len(dealt.secrets.report) == report_bytes(cohort.header.body)
+    ready_to_mask(cohort, AT_SUM)
+    assert len(dealt.secrets.report) == 0
+    assert cohort.report_of(AT_SUM).hex() not in repr(dealt)

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cohort import TARGET, resigned
 from depth import DEEP, at_depth
 from equivocation_machine import EquivocationMachine
 from hypothesis import HealthCheck, Phase, settings
@@ -26,15 +25,12 @@ from securefda.audit.witness import CheckpointError, Witness
 from securefda.protocol import aggregator_session, header_checks, masking
 from securefda.protocol import source_session as src
 from securefda.protocol.aggregator_session import AggregatorSession
-from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
 from securefda.protocol.encoding import N_STATISTICS
-from securefda.protocol.messages import Advertise, Checkpoint, Parcel, ShareBundle, Survivors, Visibility
-from securefda.protocol.secret import Secret
+from securefda.protocol.messages import Advertise, Checkpoint, ShareBundle, Survivors, Visibility
 from securefda.site.policy import verdict
 from securefda.source import source_round, source_run
 from securefda.source.source_site import SourceSite
 from securefda.source.source_store import SourceStore
-from securefda.transport.in_memory import UnderWay
 
 SESSIONS = at_depth(4, 300)
 """How many sessions are played against each adversary."""
@@ -241,13 +237,7 @@ def test_sum_is_that_of_all_parts_scaled_to_the_caps_of_a_row_that_is_not_true(c
     assert terms.level_of(liar) is Visibility.SUM
     with closing(SessionNetwork(terms, (liar,), Counter())) as net:
         until(net, Advertise)
-        net.quiet = False
-        message = net.up[liar].popleft().read().message
-        report = Secret(bytes(REPORT_OPENING_BYTES) + bytes([code]))
-        committed = report_commitment(report, own=liar, ctx=message.envelope.context)
-        lie = resigned(message, replace(message.body, report_commitment=committed))
-        net.liars[liar].pretend(own=lie, report=report)
-        net.up[liar].appendleft(UnderWay.of(liar, TARGET, Parcel(lie)))
+        net.quiet, net.liars[liar].claim = False, bytes([code])
         net.finish()
         assert net.events["capped"] == 3  # honest reports are rounded down as well
         assert net.finished == [frozenset(net.indices)] * 3

@@ -77,7 +77,7 @@ def test_refusals_that_leave_too_few_end_the_run_and_say_who_refused_what(build:
     federation.link = without_schedules
     federation.open().go()
     assert isinstance(federation.run.error, QuorumLost)
-    assert str(federation.run.error) == "sources train and send their keys: 2 of at least 3 sources; missing: source-2"
+    assert str(federation.run.error) == "collecting keys: 2 of at least 3 sources; missing: source-2"
     assert federation.run.error.hint == "source-2 refused min-others"
     assert federation.statuses == ["lost"] * MOST_LOST_IN_A_ROW
     assert [record["attempts"] for record in federation.store.records()] == [1] * MOST_LOST_IN_A_ROW

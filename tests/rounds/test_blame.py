@@ -32,7 +32,8 @@ def test_a_run_whose_rounds_were_all_lost_has_failed_and_names_check_and_liar(bu
     error = federation.run.error
     assert isinstance(error, QuorumLost)
     assert str(error) == (
-        "collecting shares of the keys: 2 of at least 3 sources; missing: source-2 (fails check SIGNATURE at shares)"
+        "sources train and send shares of their keys: 2 of at least 3 sources; "
+        "missing: source-2 (fails check SIGNATURE at shares)"
     )
     assert error.hint
     goodbye = federation.sources[1].standing.goodbye

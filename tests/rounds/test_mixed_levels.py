@@ -143,21 +143,21 @@ def test_a_round_of_which_both_parts_are_lost_is_lost(tmp_path: Path) -> None:
     assert federation.watch.lines[0]["attempts"] == 1  # updates may have left: never again
 
 
-def test_the_key_list_waits_for_the_last_update_in_clear(tmp_path: Path) -> None:
-    """Their training is as long as that of the others, and R1 has the short deadline of a phase."""
+def test_the_boxes_wait_for_the_last_update_in_clear(tmp_path: Path) -> None:
+    """Their training is as long as that of the others, and R2 has the short deadline of a phase."""
     federation = mixed(tmp_path, 6, TWO_LEVELS, rule="source_only", rounds=1).open()
     last = until(federation, TARGET, Update)
     other = until(federation, TARGET, Update)
     federation.deliver_all()
-    assert "KeyList" not in federation.names()
-    assert federation.names(to=TARGET).count("Advertise") == 4
+    assert "ShareDelivery" not in federation.names()
+    assert federation.names(to=TARGET).count("ShareBundle") == 4
     assert federation.run.waiting_for() == tuple(site_id(parcel.message.sender) for parcel in (last, other))
     for parcel in (last, other):
         federation.submit(parcel.message.sender, parcel)
     federation.deliver()
-    assert "KeyList" not in federation.queued
+    assert "ShareDelivery" not in federation.queued
     federation.deliver()
-    assert federation.queued.count("KeyList") == 4
+    assert federation.queued.count("ShareDelivery") == 4
     federation.go()
     assert federation.watch.lines[0]["survivors"] == [site_id(index) for index in range(1, 7)]
 

@@ -103,13 +103,7 @@ def _secrets(rounds: SourceRun) -> list[bytes]:
 
 
 def _public(advertise: Advertise) -> tuple[bytes, ...]:
-    return (
-        advertise.mask_key,
-        advertise.box_key,
-        advertise.self_mask_commitment,
-        advertise.nonce_commitment,
-        advertise.report_commitment,
-    )
+    return advertise.mask_key, advertise.box_key, advertise.self_mask_commitment, advertise.nonce_commitment
 
 
 def test_secrets_never_repeat_over_attempts_and_rounds(tmp_path: Path) -> None:

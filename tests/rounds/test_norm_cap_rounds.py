@@ -18,7 +18,7 @@ from securefda.operations.progress import SilentReporter
 from securefda.operations.records import NO_PART
 from securefda.operations.run_folder import read_run
 from securefda.protocol.header_checks import quantisation
-from securefda.protocol.messages import Advertise, Granularity, Header, MaskedInput, ShareBundle, Visibility
+from securefda.protocol.messages import Granularity, Header, MaskedInput, ShareBundle, Visibility
 from securefda.protocol.share_boxes import box_bytes
 from securefda.rules import caps_for, contribution_norms, fedgp, norm_codes, norms_of
 from securefda.samples import sample
@@ -253,7 +253,7 @@ def test_reports_travel_between_those_at_sum_alone(tmp_path: Path) -> None:
     committed = {
         message.sender: bool(message.body.report_commitment)
         for *_, message in federation.passed
-        if isinstance(message.body, Advertise)
+        if isinstance(message.body, ShareBundle)
     }
     assert committed == {index: index in at_sum for index in permits}
 

@@ -85,7 +85,8 @@ def test_an_update_that_the_header_drives_to_the_clip_does_not_leave(tmp_path: P
     header = until(federation.open(), ME, Header)
     target = replace(body_of(header).target, learning_rate=1e6)
     lie = Parcel(changed(header.message, target=target), header.vectors)
-    assert keys(federation.sources[ME].handle(lie)) == [Refusal("CLIPPED")]
+    federation.sources[ME].handle(lie)
+    assert keys(federation.sources[ME].train()) == [Refusal("CLIPPED")]
     assert federation.sources[ME].current is None
     fault = federation.sources[ME].standing.fault
     assert fault is not None
@@ -166,7 +167,8 @@ def test_a_layer_that_the_header_drives_to_the_clip_does_not_leave_though_most_o
     first, *others = body_of(header).layers
     layers = (replace(first, clip=0.1, range=0.1), *(replace(layer, clip=10.0, range=10.0) for layer in others))
     lie = Parcel(changed(header.message, layers=layers), header.vectors)
-    assert keys(federation.sources[ME].handle(lie)) == [Refusal("CLIPPED")]
+    federation.sources[ME].handle(lie)
+    assert keys(federation.sources[ME].train()) == [Refusal("CLIPPED")]
 
 
 class AtItsClipInOddRounds(Fixed):

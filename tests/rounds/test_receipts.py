@@ -214,7 +214,7 @@ def test_a_quorum_that_two_disjoint_sets_could_have_is_none(runs: Runs) -> None:
     keys = signer(TARGET).sign(session, header.digest(), decoded(receipt.keys).body)
     lists = decoded(receipt.survivors).body
     ctx1 = key_list_context(header.digest(), keys.body.advertisements)
-    ctx2 = members_context(ctx1, {one.index for one in lists.survivors})
+    ctx2 = members_context(ctx1, {one.index for one in lists.survivors}, lists.reports_digest)
     signed = m.SurvivorSignature(survivors_digest(ctx2, lists))
     forged = replace(
         receipt,

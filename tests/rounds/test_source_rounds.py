@@ -71,6 +71,14 @@ def answer_of(answers: list[Parcel]) -> Any:
     return answer.message.body
 
 
+def trained(federation: Federation) -> list[Parcel]:
+    """What training for the first header leads to, once the keys are sent."""
+    source = federation.sources[ME]
+    (keys,) = source.handle(until(federation.open(), ME, Header))
+    assert isinstance(keys.message.body, Advertise)
+    return source.train()
+
+
 def fuse_is_burnt(federation: Federation, number: int = 1) -> bool:
     run_id = bytes.fromhex(federation.run.run_id)
     return federation.stores[ME].history(bytes(SESSION_ID_BYTES), run_id, number).released
@@ -118,7 +126,6 @@ LIES: dict[str, tuple[str, Callable[[Parcel], Parcel]]] = {
     "a model with NaN": ("HEADER_MODEL", lambda h: resealed(h, *with_values(h, 0, 3, np.nan))),
     "a target's update with NaN": ("HEADER_TARGET", lambda h: resealed(h, *with_values(h, 1, 0, np.nan))),
     "an infinite target's update": ("HEADER_TARGET", lambda h: resealed(h, *with_values(h, 1, 0, np.inf))),
-    "statistics that contradict it": ("HEADER_TARGET", with_mean_square_zero),
     "no target's update": ("HEADER_TARGET", lambda h: Parcel(h.message, h.vectors[:1])),
 }
 
@@ -129,6 +136,12 @@ def test_a_source_refuses_a_false_header_before_it_trains(
 ) -> None:
     assert_refused(federation, me.handle(lie(until(federation, ME, Header))), check)
     assert checks(federation) == [check]
+
+
+def test_a_source_refuses_statistics_that_contradict_the_target_s_update(federation: Federation, me: SourceRun) -> None:
+    me.handle(with_mean_square_zero(until(federation, ME, Header)))
+    assert_refused(federation, me.train(), "HEADER_TARGET")
+    assert checks(federation) == ["HEADER_TARGET"]
 
 
 @pytest.mark.parametrize(
@@ -312,8 +325,7 @@ def test_an_abort_says_who_is_accused_of_what(federation: Federation, me: Source
 def test_training_that_diverges_ends_the_source_with_a_word(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     federation.sources[ME] = federation.source(ME, optimizer="sgd", weight_decay=1e38)
-    header = until(federation.open(), ME, Header)
-    assert answer_of(federation.sources[ME].handle(header)) == Refusal("DIVERGED")
+    assert answer_of(trained(federation)) == Refusal("DIVERGED")
     failure = federation.sources[ME].standing.failure
     assert isinstance(failure, TrainingDiverged)
     assert "training diverges" in str(failure)
@@ -323,8 +335,7 @@ def test_training_that_diverges_ends_the_source_with_a_word(tmp_path: Path) -> N
 def test_a_finite_loss_that_grows_with_an_update_beyond_its_clip_is_training_that_diverges(tmp_path: Path) -> None:
     federation = Federation(tmp_path, rule="source_only", settings={"clip": 1.0})
     federation.sources[ME] = federation.source(ME, optimizer="sgd", learning_rate=100.0)
-    header = until(federation.open(), ME, Header)
-    assert answer_of(federation.sources[ME].handle(header)) == Refusal("DIVERGED")
+    assert answer_of(trained(federation)) == Refusal("DIVERGED")
     failure = federation.sources[ME].standing.failure
     assert isinstance(failure, TrainingDiverged)
     assert "times in the round, and the update is beyond its clip" in str(failure)
@@ -333,8 +344,7 @@ def test_a_finite_loss_that_grows_with_an_update_beyond_its_clip_is_training_tha
 
 def test_more_rows_than_the_run_counts_up_to_end_the_source_with_a_word(tmp_path: Path) -> None:
     federation = Federation(tmp_path, settings={"max_samples": 10})
-    header = until(federation.open(), ME, Header)
-    assert answer_of(federation.sources[ME].handle(header)) == Refusal("TRAINING")
+    assert answer_of(trained(federation)) == Refusal("TRAINING")
     failure = federation.sources[ME].standing.failure
     assert isinstance(failure, ConfigError)
     assert failure.key == "session.max-samples"
@@ -353,7 +363,7 @@ def test_a_result_of_a_round_in_clear_must_be_of_its_session(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("level", [Visibility.INDIVIDUAL, Visibility.COHORT, Visibility.SUM])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_an_update_that_is_not_finite_ends_the_source_before_anything_leaves(
+def test_an_update_that_is_not_finite_ends_the_source_before_anything_of_it_leaves(
     tmp_path: Path, level: Visibility, value: float
 ) -> None:
     """Also of a trainer that does not look at what it made."""
@@ -369,4 +379,5 @@ def test_an_update_that_is_not_finite_ends_the_source_before_anything_leaves(
     source._site.trainer.train = train  # type: ignore[method-assign]
     federation.open().go()
     assert isinstance(source.standing.failure, TrainingError)
-    assert federation.names(sender=ME) == ["Join", "Refusal"]
+    keys = [] if level is Visibility.INDIVIDUAL else ["Advertise"]  # which depend on nothing of the update
+    assert federation.names(sender=ME) == ["Join", *keys, "Refusal"]

@@ -225,7 +225,7 @@ def test_figures_that_were_promised_and_are_not_there_end_the_source_and_no_zero
     silence(federation, ME, promised=True)
     federation.open().go()
     assert isinstance(federation.sources[ME].standing.failure, TrainingError)
-    assert federation.names(sender=ME) == ["Join", "Refusal"]
+    assert federation.names(sender=ME) == ["Join", *([] if plan == "individual" else ["Advertise"]), "Refusal"]
     assert bodies(federation, Refusal) == {ME: [Refusal("TRAINING")]}
     assert federation.watch.statuses == ["finished"]
 

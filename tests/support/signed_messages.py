@@ -60,7 +60,7 @@ def _body(kind: str, unique: bytes, run: str) -> m.Body:
         case "Header":
             return _header(unique, run)
         case "Advertise":
-            return m.Advertise(unique, unique, unique, unique, report_commitment=unique)
+            return m.Advertise(unique, unique, unique, unique)
         case "MaskedInput":
             return m.MaskedInput(unique, 16)
         case "Update":

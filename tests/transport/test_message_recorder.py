@@ -114,7 +114,7 @@ def bodies_of_a_source() -> dict[str, Body]:
         "Update": Update(bytes(32), 4, 1, bytes(32)),
         "MaskedInput": MaskedInput(bytes(32), 4),
         "Unmask": Unmask((SelfMaskShare(1, SECRET),)),
-        "Advertise": Advertise(*[bytes([n]) * 32 for n in range(5)]),
+        "Advertise": Advertise(*[bytes([n]) * 32 for n in range(4)]),
         "ShareBundle": ShareBundle((ShareBox(2, SECRET),), bytes(32)),
         "Refusal": Refusal("min-others"),
     }
@@ -318,7 +318,7 @@ def test_messages_are_placed_by_the_header_that_their_site_took_for_their_sessio
             Decision("allowed", "max-visibility"),
         ),
         (MaskedInput(bytes(32), 4), Disclosure("sum", "update", 3), Decision("allowed", "max-visibility")),
-        (Advertise(*[bytes([n]) * 32 for n in range(5)]), None, None),
+        (Advertise(*[bytes([n]) * 32 for n in range(4)]), None, None),
         (Refusal("min-others"), None, Decision("refused", "min-others")),
         (Refusal("HEADER_ORDER"), None, Decision("refused", "")),
     ],

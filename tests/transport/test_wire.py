@@ -105,7 +105,8 @@ def lines(longest: int) -> st.SearchStrategy[str]:
 
 capabilities = st.sets(st.from_regex("[a-z0-9-]{1,64}", fullmatch=True), max_size=4).map(sorted).map(tuple)
 builds = st.builds(m.Build, st.integers(1, 2**32 - 1), lines(64), capabilities)
-advertisements = st.builds(m.Advertise, digests, digests, digests, digests, st.one_of(st.just(b""), digests))
+advertisements = st.builds(m.Advertise, digests, digests, digests, digests)
+perhaps = st.one_of(st.just(b""), digests)
 masked_inputs = st.builds(m.MaskedInput, digests, some_uint64)
 survivor_signatures = st.builds(m.SurvivorSignature, digests)
 results = st.builds(m.Result, st.one_of(st.just(b""), digests), uint32, digests)
@@ -116,7 +117,7 @@ receipts = st.builds(
     digests,
     digests,
 )
-delivered = st.builds(m.DeliveredBox, indices, st.binary(min_size=1, max_size=120), digests)
+delivered = st.builds(m.DeliveredBox, indices, st.binary(min_size=1, max_size=120), digests, perhaps)
 boxes = st.lists(st.builds(m.ShareBox, indices, st.binary(min_size=1, max_size=120)), max_size=5).map(tuple)
 shares = st.lists(
     st.one_of(
@@ -146,7 +147,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         members,
         st.lists(signed(advertisements), max_size=3).map(tuple),
     ),
-    m.ShareBundle: st.builds(m.ShareBundle, boxes, digests),
+    m.ShareBundle: st.builds(m.ShareBundle, boxes, digests, perhaps),
     m.ShareDelivery: st.builds(m.ShareDelivery, st.lists(delivered, max_size=5).map(tuple), members),
     m.MaskedInput: masked_inputs,
     m.Update: st.builds(
@@ -162,6 +163,7 @@ BODIES: dict[type, st.SearchStrategy[Any]] = {
         m.Survivors,
         st.lists(st.builds(m.Survivor, indices, digests), max_size=4).map(tuple),
         st.lists(indices, max_size=4).map(tuple),
+        perhaps,
     ),
     m.SurvivorSignature: survivor_signatures,
     m.Consistency: st.builds(

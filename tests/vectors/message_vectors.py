@@ -114,21 +114,21 @@ def _signed_by(indices: Iterable[int], body: m.BodyT) -> tuple[m.Signed[m.BodyT]
 
 def _bodies() -> list[tuple[int, m.Body]]:
     """Sender and body, every type once."""
-    advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13), _digest(9))
+    advertise = m.Advertise(_digest(10), _digest(11), _digest(12), _digest(13))
     signature, masked = m.SurvivorSignature(_digest(14)), m.MaskedInput(_digest(20), 2604)
     boxes = (m.ShareBox(2, b"\x15" * 90), m.ShareBox(3, b"\x16" * 90))
     result = m.Result(_digest(26), 2, _digest(27))
     receipt = m.Receipt(bytes(range(16)), 4, 3, _digest(31), _digest(27))
-    delivered = tuple(m.DeliveredBox(box.peer, box.box, _digest(17 + box.peer)) for box in boxes)
+    delivered = tuple(m.DeliveredBox(box.peer, box.box, _digest(17 + box.peer), _digest(9)) for box in boxes)
     return [
         (0, _header()),
         (1, advertise),
         (0, m.KeyList(_signed_by((1, 2), advertise))),
-        (1, m.ShareBundle(boxes, _digest(17))),
+        (1, m.ShareBundle(boxes, _digest(17), _digest(9))),
         (0, m.ShareDelivery(delivered)),
         (1, masked),
         (1, m.Update(_digest(21), 2600, 199, bytes(32), loss=0.0, accuracy=0.75, alignment=0.25)),
-        (0, m.Survivors((m.Survivor(1, _digest(22)), m.Survivor(3, _digest(23))), (2,))),
+        (0, m.Survivors((m.Survivor(1, _digest(22)), m.Survivor(3, _digest(23))), (2,), _digest(8))),
         (1, signature),
         (0, m.Consistency(_signed_by((1, 3), signature), _signed_by((1, 3), masked))),
         (1, m.Unmask((m.SelfMaskShare(3, b"\x24" * 33), m.MasterShare(2, b"\x25" * 33)))),
@@ -375,10 +375,10 @@ _CHANGES: list[Change] = [
     (m.Advertise, "no box key", "box_key", _clear("box_key")),
     (m.Advertise, "a commitment of 33 bytes", "self_mask_commitment", set_field("self_mask_commitment", bytes(33))),
     (m.Advertise, "no commitment to a nonce", "nonce_commitment", _clear("nonce_commitment")),
-    (m.Advertise, "a report commitment of 31 bytes", "report_commitment", set_field("report_commitment", bytes(31))),
-    (m.Advertise, "a report commitment of 33 bytes", "report_commitment", set_field("report_commitment", bytes(33))),
     (m.KeyList, "a signature of 63 bytes", "signature", set_field("advertisements.0.signature", bytes(63))),
     (m.ShareBundle, "an empty box", "share box", set_field("boxes.0.box", b"")),
+    (m.ShareBundle, "a report commitment of 31 bytes", "report_commitment", set_field("report_commitment", bytes(31))),
+    (m.ShareBundle, "a report commitment of 33 bytes", "report_commitment", set_field("report_commitment", bytes(33))),
     (m.ShareBundle, "a box of 8193 bytes", "share box", set_field("boxes.0.box", bytes(8193))),
     (m.ShareBundle, "a box for nobody", "peer", set_field("boxes.0.peer", 2**31)),
     (m.ShareBundle, "a nonce of 31 bytes", "nonce", set_field("nonce", bytes(31))),

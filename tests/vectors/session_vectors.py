@@ -311,8 +311,8 @@ class _View:
             ctx1 = ring_context(ctx0, revealed)
             ring = drawn_ring(header, ctx1, revealed)
             items = [item for item in of_type("Advertise") if item.sender in revealed]
-        ctx2 = members_context(ctx1, nonces)
         lists = of_type("Survivors")[0].body
+        ctx2 = members_context(ctx1, nonces, lists.reports_digest)
         return cls(
             ctx,
             ctx0,
@@ -343,10 +343,11 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
     after = 4
     if cohort.report_of(index):
         fields["norms"] = [value.hex() for value in cohort.norms_of(index)]
-        opened = Secret(drawn[4] + cohort.report_of(index))
-        fields["report_commitment"] = agreement.report_commitment(opened, own=index, ctx=view.ctx).hex()
-        after = 5
     if index in view.keys:
+        if cohort.report_of(index):
+            opened = Secret(drawn[4] + cohort.report_of(index))
+            fields["report_commitment"] = agreement.report_commitment(opened, own=index, ctx=view.ctx1).hex()
+            after = 5
         fields["shares"] = _shares(cohort, view, index, master, self_secret, drawn[after:])
         fields["box_keys"] = _box_keys(cohort, view, index, box_private)
     return {**fields, **(_masking(cohort, view, index, pair, self_secret) if index in view.u2 else {})}

@@ -155,7 +155,7 @@ class MaliciousAggregator(Opens):
         """Return R1: the boxes that were made for this source."""
         return ShareDelivery(
             tuple(
-                DeliveredBox(sender, box.box, bundle.body.nonce)
+                DeliveredBox(sender, box.box, bundle.body.nonce, bundle.body.report_commitment)
                 for sender, bundle in sorted(self.heard.bundles.items())
                 for box in bundle.body.boxes
                 if box.peer == index
@@ -400,14 +400,14 @@ class MaliciousAggregator(Opens):
         if self.heard.header.graph:
             boxes = tuple(box for box in body.boxes if box.peer in view.keys)
             body = ShareDelivery(boxes, self.members_for(index))
-        view.delivery = self.sign(index, view.ctx1, body)
+        view.delivery, view.bundle = self.sign(index, view.ctx1, body), self.heard.bundles.get(index)
         return self._tell(index, Parcel(view.delivery))
 
     def _send_survivors(self, index: int) -> list[Send]:
         view, body = self.heard.views[index], self.survivors_for(index)
         if body is None:
             return []
-        view.survivors = self.sign(index, view.ctx2, body)
+        view.survivors = self.sign(index, view.ctx2, replace(body, reports_digest=view.reports))
         return self._tell(index, Parcel(view.survivors))
 
     def _send_consistency(self, index: int) -> list[Send]:

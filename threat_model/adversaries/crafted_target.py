@@ -15,11 +15,8 @@ from numpy.typing import NDArray
 
 from securefda.aggregator.headers import AttemptPosition
 from securefda.aggregator.target import TargetRound
-from securefda.protocol import source_session as steps
-from securefda.protocol.agreement import REPORT_OPENING_BYTES, report_commitment
 from securefda.protocol.header_checks import quantisation
-from securefda.protocol.messages import Advertise, Granularity, Parcel, Visibility
-from securefda.protocol.secret import Secret
+from securefda.protocol.messages import Granularity, Parcel, Visibility
 from securefda.protocol.transcript import quorum_of
 from securefda.protocol.weighed_contribution import NormReport, RoundTerms, contribution_at_source
 from securefda.rules import RoundPlan, TargetStatistics, caps_for, contribution_norms, norm_codes
@@ -143,27 +140,20 @@ class ClaimsNorm(ColludingSource):
         super().__init__(site, reporter)
         self._factor = factor
 
-    def handle(self, parcel: Parcel) -> list[Parcel]:
-        """Answer as an honest source, but with another norm report, which it uses from then on."""
-        answers = super().handle(parcel)
-        current = self._round
-        if current is None or not isinstance(current.phase, steps.AwaitingKeyList):
+    def train(self) -> list[Parcel]:
+        """Train as an honest source, but go on with another norm report."""
+        trained = self._round is None or self._round.accepted is None
+        answers, current = super().train(), self._round
+        if trained or current is None or current.pending is None or current.pending.report is None:
             return answers
-        if current.pending is None or current.pending.report is None:
-            return answers
-        own, layers = current.phase.own, current.header.body.layers
+        layers = current.header.body.layers
         limits, sizes = [layer.clip * layer.size**0.5 for layer in layers], [layer.size for layer in layers]
         if len(current.pending.report.exact) == 1:
             limits, sizes = [float(np.linalg.norm(limits))], [sum(sizes)]
         claimed = np.minimum(self._factor * current.pending.report.exact, limits)
         codes = norm_codes(claimed, sizes, limits)
-        report = Secret(bytes(REPORT_OPENING_BYTES) + codes)
-        committed = report_commitment(report, own=self.signer.index, ctx=own.envelope.context)
-        body: Advertise = replace(own.body, report_commitment=committed)
-        signed = self.signer.sign(own.envelope.session_id, own.envelope.context, body)
-        phase = replace(current.phase, own=signed, secrets=replace(current.phase.secrets, report=report))
-        self._round = replace(current, phase=phase, pending=replace(current.pending, report=NormReport(claimed, codes)))
-        return [Parcel(signed)]
+        self._round = replace(current, pending=replace(current.pending, report=NormReport(claimed, codes)))
+        return answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,9 @@ class Harvest(MaliciousAggregator):
             x25519 = self.computer.private_of(view.keys[box.peer].box_key[:KEY_BYTES])
             # Of ML-KEM it has the public key and the ciphertext, and no better way than to guess the seed.
             guess = self.seat.site.random_bytes(BOX_PRIVATE_BYTES - KEY_BYTES) if header.is_hybrid else b""
-            boxes, address = boxes_of(header, Secret(x25519 + guess)), BoxAddress(view.ctx1, owner, box.peer)
+            committed = self.heard.bundles[owner].body.report_commitment
+            address = BoxAddress(view.ctx1, owner, box.peer, report_commitment=committed)
+            boxes = boxes_of(header, Secret(x25519 + guess))
             try:
                 opened = boxes.open(address, view.keys[owner].box_key, box.box, len(box.box) - box_bytes(header))
             except BoxError:

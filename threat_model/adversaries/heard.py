@@ -30,6 +30,7 @@ from securefda.protocol.transcript import (
     header_context,
     key_list_context,
     members_context,
+    reports_digest,
     ring_context,
     roll_context,
 )
@@ -38,7 +39,10 @@ from securefda.training import Vector
 
 @dataclass
 class View:
-    """What one source was sent in a session, which determines its contexts; ``own`` is its own advertisement."""
+    """What one source was sent in a session, which determines its contexts.
+
+    ``own`` is its own advertisement, and ``bundle`` what it sent in R1.
+    """
 
     owner: int
     header: Signed[Header]
@@ -46,6 +50,7 @@ class View:
     key_list: Signed[KeyList] | None = None
     roll: Signed[Roll] | None = None
     neighbours: Signed[Neighbours] | None = None
+    bundle: Signed[ShareBundle] | None = None
     delivery: Signed[ShareDelivery] | None = None
     survivors: Signed[Survivors] | None = None
 
@@ -69,7 +74,14 @@ class View:
     @property
     def ctx2(self) -> bytes:
         """The context from R2 on."""
-        return members_context(self.ctx1, self.members)
+        return members_context(self.ctx1, self.members, self.reports)
+
+    @property
+    def reports(self) -> bytes:
+        """The digest of the commitments to norm reports that this source knows."""
+        boxes = self.delivery.body.boxes if self.delivery else ()
+        own = {self.owner: self.bundle.body.report_commitment} if self.bundle else {}
+        return reports_digest(own | {box.peer: box.report_commitment for box in boxes})
 
     @property
     def members(self) -> frozenset[int]:

@@ -144,7 +144,8 @@ class KeySubstitution(MaliciousAggregator):
             return super().held_shares(owner, kind)
         view, shares = self.heard.views[owner], {}
         for box in self.heard.bundles[owner].body.boxes:
-            address = BoxAddress(view.ctx1, owner, box.peer)
+            committed = self.heard.bundles[owner].body.report_commitment
+            address = BoxAddress(view.ctx1, owner, box.peer, report_commitment=committed)
             boxes, header = self._impostors[box.peer].boxes(self.heard.header), self.heard.header
             pair = boxes.open(address, view.keys[owner].box_key, box.box, len(box.box) - box_bytes(header)).shares
             shares[box.peer] = (pair.master if kind is MasterShare else pair.self_secret).reveal()

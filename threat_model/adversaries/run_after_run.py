@@ -40,7 +40,9 @@ class AsksInManyRuns(AsksByCoordinate):
                 if box.peer != colluder:
                     continue
                 view = session.views[sender]
-                address, boxes = BoxAddress(view.ctx1, sender, colluder), boxes_of(session.header, box_private)
+                committed = bundle.body.report_commitment
+                address = BoxAddress(view.ctx1, sender, colluder, report_commitment=committed)
+                boxes = boxes_of(session.header, box_private)
                 report = boxes.open(address, view.keys[sender].box_key, box.box, length).report
                 found[sender] = report.reveal()[agreement.REPORT_OPENING_BYTES :] if report else b""
         return found

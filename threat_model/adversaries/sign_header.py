@@ -54,7 +54,7 @@ class SignHeader(MaliciousAggregator):
     def next_place(self) -> AttemptPosition | None:
         """Return the round of the next clip; None once one was accepted."""
         tried = len(self.sessions)
-        if tried == len(self.clips) or (tried and self.heard.advertised):
+        if tried == len(self.clips) or (tried and self.heard.bundles):
             return None
         return AttemptPosition(self.run, tried + 1, 1, b"")
 

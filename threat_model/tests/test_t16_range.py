@@ -188,7 +188,7 @@ def test_one_share_moves_the_model_as_far_as_it_likes_where_their_sum_is_not_hel
 
 @pytest.mark.threat("T16")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_update_that_is_not_finite_is_refused_by_its_source_before_anything_leaves(
+def test_update_that_is_not_finite_is_refused_by_its_source_before_anything_of_it_leaves(
     staged: MakesStage, value: float
 ) -> None:
     def diverged_at_3(index: int, round_number: int, received: Any) -> Any:
@@ -197,7 +197,12 @@ def test_update_that_is_not_finite_is_refused_by_its_source_before_anything_leav
         return update
 
     stage = staged(5, aggregator=WatchedAggregator, updates=diverged_at_3).play()
-    assert [type(one.message.body) for one in stage.passed if one.sender == LIAR] == [*JOINED, Refusal, *WITNESSED]
+    assert [type(one.message.body) for one in stage.passed if one.sender == LIAR] == [
+        *JOINED,
+        Advertise,
+        Refusal,
+        *WITNESSED,
+    ]
     assert all(stage.said(index, Advertise) for index in [1, 2, 4, 5])
     assert np.all(np.isfinite(stage.aggregator.model))
     np.testing.assert_allclose(stage.aggregator.model, mean_of(stage, [1, 2, 4, 5]), atol=stage.precision(1))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from securefda.protocol.messages import Advertise, MaskedInput, Refusal
+from securefda.protocol.messages import MaskedInput, Refusal, ShareBundle
 from securefda.rules import Strategy
 from securefda.site.policy import MomentBounds, SourcePolicy, default_policy
 from threat_model.adversaries.second_moments import ReadsSecondMoments
@@ -72,7 +72,7 @@ def played(
 def assert_only_a_refusal_left_the_victim(stage: Stage, key: str) -> None:
     assert stage.alarms(VICTIM) == stage.refusals(VICTIM) == [key]
     assert stage.said(VICTIM, Refusal)[0].message.body == Refusal(key)
-    assert not any(stage.said(VICTIM, kind) for kind in (Advertise, MaskedInput))
+    assert not any(stage.said(VICTIM, kind) for kind in (ShareBundle, MaskedInput))
     assert stage.accepted(VICTIM) == 0
     header = stage.adversary.heard.views[VICTIM].header.body
     assert not stage.store(VICTIM).history(bytes(32), header.run_id, header.round).released
