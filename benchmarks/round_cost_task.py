@@ -6,6 +6,7 @@ The import of this module by a process that takes part in a measured run starts 
 from __future__ import annotations
 
 import os
+import time
 
 import torch
 from torch import nn
@@ -31,7 +32,7 @@ class Wide(Classification):
     def model(self) -> nn.Module:
         """Six parameter tensors."""
         layers = (nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, self._width), nn.Linear(self._width, CLASSES))
-        return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+        return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2], Pause())
 
     def train_data(self, site: str) -> Samples:
         """The rows that one site trains on."""
@@ -46,6 +47,16 @@ class Wide(Classification):
         generator = torch.Generator().manual_seed(1000 * self.settings.seed + 2 * sites.index(site) + part)
         labels = torch.randint(CLASSES, (ROWS,), generator=generator)
         return Samples(torch.randn(ROWS, FEATURES, generator=generator), labels)
+
+
+class Pause(nn.Module):
+    """Makes training as long as the environment asks for, by doing nothing for so many seconds in each step."""
+
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The outputs as they are."""
+        if self.training:
+            time.sleep(float(os.environ.get("SECUREFDA_PAUSE_S", "0")))
+        return outputs
 
 
 def width_of(parameters: int) -> int:

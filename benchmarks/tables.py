@@ -23,6 +23,7 @@ import adaptation
 import adapted_members
 import attacks
 import demo
+import distance
 import dp_speed
 import few_sources
 import full_data
@@ -71,6 +72,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "dp_speed": dp_speed.tables(figures("dp_speed")),
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
+        "distance": distance.tables(figures("distance")["rows"]),
         "hybrid_keys": hybrid_keys.tables(figures("hybrid_keys")),
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
         "few_sources": few_sources.tables(figures("few_sources")["rows"]),

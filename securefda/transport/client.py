@@ -92,8 +92,9 @@ async def upload(
     view: memoryview,
     chunk_bytes: int,
     patience_s: float,
+    resumes: bool = False,
 ) -> None:
-    """Upload a message and its vector to the aggregator, from the point that an earlier attempt reached.
+    """Upload a message and its vector to the aggregator.
 
     Args:
         connection: the present one.
@@ -102,6 +103,8 @@ async def upload(
         view: the vector.
         chunk_bytes: size of a piece.
         patience_s: seconds without an acknowledgement after which the attempt ends.
+        resumes: whether an earlier attempt may have brought a part. Then the aggregator says first from where it wants
+            the vector, which takes a round trip; else all of it is sent at once.
 
     Raises:
         HungUp: the stream broke.
@@ -117,8 +120,8 @@ async def upload(
                     await _write(connection, call, pb.UploadRequest(start=start))
             except TimeoutError as error:
                 raise HungUp(f"an upload did not begin for {patience_s:g} s") from error
-            answer = await _read(connection, call, patience_s)
-            # From where the aggregator says: it may have pieces whose acknowledgement was lost.
+            # It may have pieces, or all, whose acknowledgement was lost.
+            answer = await _read(connection, call, patience_s) if resumes else pb.UploadResponse()
             sender = asyncio.create_task(_send_chunks(connection, call, view, answer.received_bytes, chunk_bytes))
             while not answer.complete:
                 answer = await _read(connection, call, patience_s)
@@ -331,16 +334,22 @@ class SourceChannel:
         if not vectors:
             self._link.push(message)
             return
-        await self._on_some_connection(
-            partial(
-                upload,
+        resumes = False
+
+        async def transfer(connection: Connection) -> None:
+            nonlocal resumes
+            this_one_resumes, resumes = resumes, True
+            await upload(
+                connection,
                 instance_id=self._instance_id,
                 message=message,
                 view=vectors[0],
                 chunk_bytes=self._settings.chunk_bytes,
                 patience_s=self._settings.silence_s,
+                resumes=this_one_resumes,
             )
-        )
+
+        await self._on_some_connection(transfer)
 
     async def close(self, grace: float | None = None) -> None:
         """Hang up, after the aggregator has taken what was queued or ``grace`` seconds (default: three heartbeats)."""
@@ -453,10 +462,17 @@ class SourceChannel:
             named = zip(arrival.lengths, arrival.digests, strict=True)
             down_link = down_link_of(arrival.message.body)
             arrival.assemblies = [Assembly(length, digest, down_link) for length, digest in named]
+        patience_s, transfers = self._settings.silence_s, []
         for assembly in arrival.assemblies:
-            transfer = partial(download, assembly=assembly, patience_s=self._settings.silence_s, heard=self._heard)
-            if not await self._on_some_connection(transfer):
+            transfer = partial(download, assembly=assembly, patience_s=patience_s, heard=self._heard)
+            transfers.append(asyncio.ensure_future(self._on_some_connection(transfer)))
+        try:  # beside each other: on a long line each takes a round trip
+            if not all(await asyncio.gather(*transfers)):
                 return None
+        finally:
+            for one in transfers:
+                one.cancel()
+            await asyncio.gather(*transfers, return_exceptions=True)
         try:
             return tuple(assembly.finish() for assembly in arrival.assemblies)
         except WireError as error:

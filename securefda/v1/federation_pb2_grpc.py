@@ -72,8 +72,8 @@ class FederationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """A message with its vector. The aggregator says first from where it wants the vector, then acknowledges what
-        it has; after a broken connection the same message resumes from there.
+        """A message with its vector. The aggregator says first what it has of the vector, then acknowledges what comes. A
+        source begins at 0 without waiting for that; after a broken connection it resumes from where the aggregator says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,8 +43,8 @@ class FederationServiceStub:
     Download: _grpc.UnaryStreamMultiCallable[_federation_pb2.DownloadRequest, _federation_pb2.DownloadResponse]
     """A vector that a message to this site names by its digest."""
     Upload: _grpc.StreamStreamMultiCallable[_federation_pb2.UploadRequest, _federation_pb2.UploadResponse]
-    """A message with its vector. The aggregator says first from where it wants the vector, then acknowledges what
-    it has; after a broken connection the same message resumes from there.
+    """A message with its vector. The aggregator says first what it has of the vector, then acknowledges what comes. A
+    source begins at 0 without waiting for that; after a broken connection it resumes from where the aggregator says.
     """
 
 @_typing.type_check_only
@@ -59,8 +59,8 @@ class FederationServiceAsyncStub(FederationServiceStub):
     Download: _aio.UnaryStreamMultiCallable[_federation_pb2.DownloadRequest, _federation_pb2.DownloadResponse]  # type: ignore[assignment]
     """A vector that a message to this site names by its digest."""
     Upload: _aio.StreamStreamMultiCallable[_federation_pb2.UploadRequest, _federation_pb2.UploadResponse]  # type: ignore[assignment]
-    """A message with its vector. The aggregator says first from where it wants the vector, then acknowledges what
-    it has; after a broken connection the same message resumes from there.
+    """A message with its vector. The aggregator says first what it has of the vector, then acknowledges what comes. A
+    source begins at 0 without waiting for that; after a broken connection it resumes from where the aggregator says.
     """
 
 class FederationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -90,8 +90,8 @@ class FederationServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_federation_pb2.UploadRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_federation_pb2.UploadResponse], _abc.AsyncIterator[_federation_pb2.UploadResponse]]:
-        """A message with its vector. The aggregator says first from where it wants the vector, then acknowledges what
-        it has; after a broken connection the same message resumes from there.
+        """A message with its vector. The aggregator says first what it has of the vector, then acknowledges what comes. A
+        source begins at 0 without waiting for that; after a broken connection it resumes from where the aggregator says.
         """
 
 def add_FederationServiceServicer_to_server(servicer: FederationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -108,7 +108,7 @@ def test_every_site_logs_its_own_run_with_rounds_and_phases(watched: Watched) ->
     assert runs == {watched.federation.summary()["run_id"]}
     target = json_lines(watched.folder("target"))
     assert {"source-1", "source-2", "source-3"} <= {line["peer"] for line in target}
-    assert {"join", "R1 shares"} <= {line["phase"] for line in target}
+    assert {"join", "training and R1 shares"} <= {line["phase"] for line in target}
     source = json_lines(watched.folder("source-1"))
     phases = [line["phase"] for line in source if "begins" in line["message"] or "is over" in line["message"]]
     assert phases == ["training", "R4 unmask", "training", "R4 unmask", ""]

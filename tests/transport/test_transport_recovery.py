@@ -11,6 +11,7 @@ import pytest
 from transport_kit import (
     FAST,
     TARGET,
+    WAIT_S,
     Proxy,
     Sites,
     header,
@@ -30,6 +31,7 @@ from securefda.transport.dialer import HungUp
 from securefda.transport.event_queue import Joined, Left, Received
 from securefda.transport.limits import TransportSettings
 from securefda.transport.peer import Traffic
+from securefda.v1 import federation_pb2 as pb
 
 
 @scenario
@@ -310,3 +312,54 @@ async def test_an_upload_that_never_begins_is_tried_again() -> None:
             chunk_bytes=8,
             patience_s=0.01,
         )
+
+
+class AnswersAtTheEnd:
+    """A call of gRPC on a long line: no answer is there before the last piece has left."""
+
+    def __init__(self) -> None:
+        self.requests: list[pb.UploadRequest] = []
+        self._all_left = asyncio.Event()
+
+    async def write(self, request: pb.UploadRequest) -> None:
+        self.requests.append(request)
+
+    async def done_writing(self) -> None:
+        self._all_left.set()
+
+    async def read(self) -> pb.UploadResponse:
+        await self._all_left.wait()
+        return pb.UploadResponse(received_bytes=20, complete=True)
+
+    def cancel(self) -> None: ...
+
+
+@scenario
+async def test_a_first_upload_waits_for_no_answer_before_it_sends() -> None:
+    parcel, call = masked_input(1, bytes(20)), AnswersAtTheEnd()
+    connection = SimpleNamespace(stub=SimpleNamespace(Upload=lambda: call), traffic=Traffic())
+    view = memoryview(parcel.vectors[0])
+    await upload(connection, instance_id=bytes(16), message=parcel.message, view=view, chunk_bytes=8, patience_s=WAIT_S)
+    assert [request.chunk.offset for request in call.requests[1:]] == [0, 8, 16]
+
+
+@scenario
+async def test_an_upload_of_which_only_the_acknowledgement_was_lost_is_done_at_once() -> None:
+    vector = os.urandom(10_000)
+    async with meeting_through_proxy() as (server, _, channel):
+        server.expect_upload(1, len(vector))
+        sent = masked_input(1, vector)
+        await soon(channel.send(sent))
+        await next_event(server, Received)
+        again = upload(
+            channel._connection,
+            instance_id=channel._instance_id,
+            message=sent.message,
+            view=memoryview(vector),
+            chunk_bytes=1000,
+            patience_s=WAIT_S,
+            resumes=True,
+        )
+        await soon(again)
+        await channel.send(note(1, 2))
+        assert number_of((await next_event(server, Received)).parcel) == 2
