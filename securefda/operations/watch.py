@@ -24,10 +24,8 @@ from securefda.protocol.messages import (
     Consistency,
     Header,
     Join,
-    KeyList,
     MaskedInput,
     NeighbourConsistency,
-    Neighbours,
     Nonce,
     Roll,
     Schedule,
@@ -66,9 +64,8 @@ _DOING: Mapping[type, str] = {
 _PHASES: Mapping[type, str] = {
     Update: "update",
     Advertise: "R0 advertise",
-    KeyList: "R1 shares",
     Roll: "R0 nonces",
-    Neighbours: "R1 shares",
+    ShareBundle: "R1 shares",
     ShareDelivery: "R2 masked input",
     Survivors: "R3 survivors",
     Consistency: "R4 unmask",
@@ -210,17 +207,21 @@ class SourceWatch(PassingReporter):
         self._run_log, self._metrics, self._target = run_log, metrics, target
         self.state, self._ready = state, ready
         self._run, self._was_connected, self._has_joined, self._sent = "", False, False, "update"
+        self._trains_after_keys = False
         run_log.run_id = lambda: self._run
 
     def hear(self, direction: object, peer: int, message: Signed[Body], wire_bytes: int, *, more: bool = False) -> None:
         """Observe a message: a header tells run and rule, and the message type the phase. Nothing else is used."""
         del direction, peer, wire_bytes, more
+        if isinstance(message.body, Advertise) and self._trains_after_keys:
+            return  # it does what it has done since the header
         if isinstance(message.body, Schedule):
             self.state.know(rounds=message.body.rounds)
         if isinstance(message.body, Header):
             rule = message.body.rule.rule
             self._run, self._run_log.phase = message.body.run_id.hex(), work_phase(rule)
             self._sent = "second moments" if rule == ANALYTIC else "update"
+            self._trains_after_keys = message.body.graph is None
         else:
             self._run_log.phase = _PHASES.get(type(message.body), self._run_log.phase)
         if isinstance(message.body, Join):
@@ -234,6 +235,11 @@ class SourceWatch(PassingReporter):
         """Record what this source does from now on; ``waits`` says that it waits for the aggregator."""
         self.state.set(doing, waiting_for=[self._target] if waits else [], run=self._run, **facts)
         self._show_state()
+
+    def trained(self) -> None:
+        """Record that this source has trained since its keys left."""
+        self._run_log.phase = _PHASES[Advertise]
+        self.does(_DOING[Advertise], waits=True)
 
     def connecting(self, address: str) -> None:
         """Record that the process starts to connect."""

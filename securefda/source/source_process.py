@@ -214,7 +214,7 @@ async def _serve(
     await channel.open()
     grace_s = None
     try:
-        await SourceDriver(rounds, channel, reporter, config.transport.idle_deadline_s).drive()
+        await SourceDriver(rounds, channel, reporter, config.transport.idle_deadline_s, reporter.trained).drive()
     except asyncio.CancelledError:
         grace_s = INTERRUPTED_GRACE_S
         raise
@@ -236,12 +236,14 @@ class SourceDriver:
         channel: SourceChannel,
         reporter: Reporter,
         idle_deadline_s: float | None = None,
+        trained: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rounds = rounds
         self._channel = channel
         self._reporter = reporter
         self._idle_deadline_s = idle_deadline_s
+        self._trained = trained
         self._clock = clock
         self._joined = False
         self._step: SourceRound | None = None
@@ -267,7 +269,10 @@ class SourceDriver:
                 await self._channel.send(await in_thread(partial(self._rounds.join, self._channel.run_id.hex())))
                 self._joined = True
             await self._send(await self._answers())
-            await self._send(await in_thread(self._rounds.train))  # while the keys that were sent travel
+            if self._rounds.has_to_train:  # while the keys that were sent travel
+                await self._send(await in_thread(self._rounds.train))
+                if self._rounds.current is not None:
+                    self._trained()
         except AggregatorRestarted:
             self._reporter.note(Note("the aggregator has restarted; joining again", "warning"))
             self._rounds.forget()

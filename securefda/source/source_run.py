@@ -166,6 +166,11 @@ class SourceRun:
         """The round in progress, a new object after each step; None between rounds."""
         return self._round
 
+    @property
+    def has_to_train(self) -> bool:
+        """Whether the keys of a round have left and its training is still to come."""
+        return self._round is not None and self._round.accepted is not None
+
     def place(self) -> str:
         """The present round and step, for messages."""
         return "between rounds" if self._round is None else self._round.place
@@ -184,7 +189,7 @@ class SourceRun:
         """Train if the round in progress waits for it; returns what to send: a refusal of its header, or nothing."""
         self._process.require_original()
         current = self._round
-        if current is None or current.accepted is None:
+        if current is None or not self.has_to_train:
             return []
         return self._answers(Parcel(current.header), self._train)
 

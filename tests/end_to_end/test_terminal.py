@@ -179,8 +179,8 @@ def test_both_sides_say_what_a_round_waits_for_and_the_target_names_who_is_missi
         both_say("gathering sources", "waiting for target to begin a round", 0)
         late.let_go()
         for doing, source_says in (
-            ("sources train and send their keys", "waiting for the keys of the other sources"),
-            ("collecting shares of the keys", "waiting for the key shares of the other sources"),
+            ("collecting keys", "waiting for the keys of the other sources"),
+            ("sources train and send shares of their keys", "waiting for the key shares of the other sources"),
             ("collecting masked updates", "sending its masked update, then waiting for those of the other sources"),
             ("collecting signatures of who is in the sum", "waiting for the signatures of the other sources"),
             ("removing the masks", "waiting for the result"),
