@@ -1,11 +1,12 @@
-"""Peak memory of the processes of a federation, as Linux counts it, and what a source sends, beside what is allowed.
+"""Peak memory of the processes of a federation, as Linux counts it, what a source sends, and how long a round takes.
 
     python benchmarks/memory.py --measure             measure all below, write memory.json
     python benchmarks/memory.py [--check]             print the tables from memory.json
     python benchmarks/memory.py source|aggregator     measure one case, print one JSON object
 
 ``source``: a real run with real training, one process per site; the largest peak of a source against what importing
-torch takes plus twelve times the model, and what a source sends in the first and in the last round. ``aggregator``: how
+torch takes plus twelve times the model, what a source sends in the first and in the last round, and the seconds of a
+later round beside those of a plain one, rule ``source_only`` with updates in clear. ``aggregator``: how
 far the aggregator's memory rises during one masked session, with few sources and with many; random vectors stand in for
 training, so that nothing else is seen. Sizes are in MB (10^6 bytes), or in vectors of four bytes per parameter.
 ``--check`` ends with 1 where a source takes
@@ -46,9 +47,19 @@ MOST_BYTES = 2.6
 """For each parameter, in a round after the first."""
 _INPUTS, _OUTPUTS = 1024, 16
 FIGURES = Path(__file__).resolve().parent / "memory.json"
-WIDTHS = (4800, 10_567, 23_535)
-"""Of the models of a source: 5.0, 11.0 and 24.5 million parameters."""
-SOURCES, ROUNDS = 3, 2
+WIDTHS = (4800, 10_567, 23_535, 82_611)
+"""Of the models of a source: 5.0, 11.0, 24.5 and 86 million parameters."""
+CASES = (
+    (3, WIDTHS[0]),
+    (3, WIDTHS[1]),
+    (5, WIDTHS[1]),
+    (10, WIDTHS[1]),
+    (3, WIDTHS[2]),
+    (5, WIDTHS[2]),
+    (3, WIDTHS[3]),
+)
+"""Sources, and width of the model."""
+SOURCES, ROUNDS = 3, 3
 FEW, MANY, PARAMS = 3, 8, 5_000_000
 
 
@@ -129,22 +140,33 @@ def import_torch_bytes() -> int:
     return peak_bytes(done.stdout)
 
 
-def source_figures(sources: int, width: int, rounds: int) -> dict[str, float]:
+def run_figures(sources: int, width: int, rounds: int, **changes: Any) -> tuple[dict[str, int], list[Any]]:
+    """Peak of each process in bytes, by site, and the lines of the rounds."""
     config = FederationConfig.model_validate(
         {
             "federation": {"name": "memory", "sources": [f"source-{number}" for number in range(1, sources + 1)]},
             "task": {"factory": "memory:WideTask", "options": {"width": width}},
-            "strategy": {"rule": "fedgp_auto", "rounds": rounds, "warm-up-rounds": 0},
-            "transport": {"phase-deadline-s": 300.0},
+            "strategy": {"rule": "fedgp_auto", "rounds": rounds, "warm-up-rounds": 0} | changes.get("strategy", {}),
+            "privacy": changes.get("privacy", {}),
+            "transport": {"phase-deadline-s": 600.0, "join-deadline-s": 600.0},
         }
     )
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder, PeakSampler() as sampler:
         run_processes(config, Path(folder) / "run", 0, SilentReporter(), as_copies=False)
         lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+    return sampler.peaks, lines
+
+
+def source_figures(sources: int, width: int, rounds: int) -> dict[str, float]:
+    peaks, lines = run_figures(sources, width, rounds)
+    _, plain = run_figures(
+        sources, width, rounds, strategy={"rule": "source_only"}, privacy={"visibility": "individual"}
+    )
+    of_round, of_plain = (fmean(sum(line["seconds"].values()) for line in later[1:]) for later in (lines, plain))
     params = width * (_INPUTS + 1 + _OUTPUTS) + _OUTPUTS
     model, torch_bytes = 4 * params, import_torch_bytes()
-    peak = max(size for site, size in sampler.peaks.items() if site != "target")
+    peak = max(size for site, size in peaks.items() if site != "target")
     return {
         "sources": sources,
         "params": params,
@@ -153,7 +175,11 @@ def source_figures(sources: int, width: int, rounds: int) -> dict[str, float]:
         "source_peak_mb": peak / 1e6,
         "allowed_mb": (torch_bytes + ALLOWED_MODELS * model) / 1e6,
         "above_torch_in_models": (peak - torch_bytes) / model,
-        "target_peak_mb": sampler.peaks["target"] / 1e6,
+        "target_peak_mb": peaks["target"] / 1e6,
+        "start_s": lines[0]["seconds"].get("join", 0.0),
+        "round_s": of_round,
+        "plain_round_s": of_plain,
+        "times_plain": of_round / of_plain,
         "sent_in_first_round": fmean(lines[0]["bytes_up"].values()) / params,
         "sent_in_last_round": fmean(lines[-1]["bytes_up"].values()) / params,
     }
@@ -174,7 +200,7 @@ def measured() -> dict[str, Any]:
     """All cases."""
     return {
         "machine": this_machine(),
-        "source": [_rounded(source_figures(SOURCES, width, ROUNDS)) for width in WIDTHS],
+        "source": [_rounded(source_figures(sources, width, ROUNDS)) for sources, width in CASES],
         "aggregator": _rounded(aggregator_figures(FEW, MANY, PARAMS)),
     }
 
@@ -199,23 +225,37 @@ def misses(figures: Mapping[str, Any]) -> list[str]:
 def tables(figures: Mapping[str, Any]) -> dict[str, str]:
     """Both tables as Markdown, by name."""
     rows, aggregator = figures["source"], figures["aggregator"]
-    lines = {
-        "importing torch, nothing else": [f"{row['import_torch_mb']:.0f} MB" for row in rows],
-        f"allowed: that and {ALLOWED_MODELS} models": [f"{row['allowed_mb']:.0f} MB" for row in rows],
-        f"largest peak of {rows[0]['sources']} sources": [f"{row['source_peak_mb']:.0f} MB" for row in rows],
-        "that above torch": [f"{row['above_torch_in_models']:.1f} models" for row in rows],
-        "sent in the first round, bytes a parameter": [f"{row['sent_in_first_round']:.2f}" for row in rows],
-        "sent in the second": [f"{row['sent_in_last_round']:.2f}" for row in rows],
-    }
-    titles = [f"{row['params'] / 1e6:.1f} M parameters, {row['model_mb']:.0f} MB" for row in rows]
+    head = (
+        "parameters",
+        "sources",
+        "peak of a source",
+        "above torch",
+        "peak of the target",
+        "bytes a parameter, first",
+    )
+    of_model = [
+        (
+            f"{row['params'] / 1e6:.1f} M ({row['model_mb']:.0f} MB)",
+            f"{row['sources']:.0f}",
+            f"{row['source_peak_mb']:.0f} MB",
+            f"{row['above_torch_in_models']:.1f} models",
+            f"{row['target_peak_mb']:.0f} MB",
+            f"{row['sent_in_first_round']:.2f}",
+            f"{row['sent_in_last_round']:.2f}",
+            f"{row['plain_round_s']:.1f} s",
+            f"{row['round_s']:.1f} s",
+            f"{row['times_plain']:.2f}",
+        )
+        for row in rows
+    ]
     rises = []
     for sources in (FEW, MANY):
         mb, vectors = (aggregator[f"growth_of_{sources}_sources_{unit}"] for unit in ("mb", "in_vectors"))
         rises.append([str(sources), f"{mb:.0f} MB = {vectors:.1f} vectors"])
-    head = ["sources", f"rise during a session of {aggregator['params']:,} parameters"]
+    sessions = ["sources", f"rise during a session of {aggregator['params']:,} parameters"]
     return {
-        "source": markdown(["a source", *titles], [[name, *cells] for name, cells in lines.items()]),
-        "aggregator": markdown(head, rises),
+        "source": markdown([*head, "later", "a plain round", "a masked one", "times plain"], of_model),
+        "aggregator": markdown(sessions, rises),
     }
 
 

@@ -210,6 +210,9 @@ class Source:
     def handle(self, parcel: Parcel) -> list[Parcel]:
         return self.rounds.handle(parcel)
 
+    def train(self) -> list[Parcel]:
+        return self.rounds.train()
+
     def expire(self) -> list[Parcel]:
         return self.rounds.expire()
 
@@ -239,6 +242,9 @@ class HonestSource(Source):
 
     def handle(self, parcel: Parcel) -> list[Parcel]:
         return self._watched(lambda: self.rounds.handle(parcel))
+
+    def train(self) -> list[Parcel]:
+        return self._watched(self.rounds.train)
 
     def expire(self) -> list[Parcel]:
         return self._watched(self.rounds.expire)
