@@ -47,7 +47,7 @@ from securefda.protocol.messages import (
 )
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import Secret
-from securefda.protocol.session_checks import public_keys, report_bytes, report_fault, report_readers
+from securefda.protocol.session_checks import commitment_fault, public_keys, report_bytes, report_readers
 from securefda.protocol.share_boxes import box_bytes
 from securefda.protocol.transcript import (
     able_to_open,
@@ -252,7 +252,7 @@ class CollectingShares:
 class CollectingInputs:
     """R2: adds masked inputs of U2 to the running sum of their cohort as they arrive; no single input is kept.
 
-    ``reports`` is the digest of U2's commitments to norm reports.
+    ``reports`` is the digest of what U2 committed to in R1.
     """
 
     session: AggregatorSession
@@ -460,8 +460,8 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
 
     Raises:
         FaultySourceError: the envelope is wrong; the recipients are wrong (SHARE_RECIPIENTS); a box has a wrong length
-            (SHARE_BOX); the nonce is not the one committed to in R0 (SHARE_NONCE); or a commitment to a norm report is
-            missing or was not asked for (SHARE_REPORT).
+            (SHARE_BOX); the nonce is not the one committed to in R0 (SHARE_NONCE); or its commitment is missing or
+            was not asked for (SHARE_REPORT).
     """
     state.session.admit(signed, state.ctx1, state.u1, state.received, ShareBundle)
     recipients = [box.peer for box in signed.body.boxes]
@@ -475,7 +475,7 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
     if not nonce_fits(signed.body.nonce, committed, owner=signed.sender, ctx=state.session.ctx):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_NONCE")
     # Found here, it is blamed on its sender; delivered, it would end the session of every other source.
-    fault = report_fault(signed.sender, signed.body.report_commitment, header)
+    fault = commitment_fault(signed.body.report_commitment, header)
     if fault:
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_REPORT", fault)
     return replace(state, received={**state.received, signed.sender: signed})

@@ -380,7 +380,7 @@ class ShareBox:
 class ShareBundle:
     """R1 up: one box for each other member of U1, or each neighbour, and the nonce that was committed to in R0.
 
-    ``report_commitment`` is to the norm report in the boxes; empty where they hold none.
+    ``report_commitment`` is to the opening of the norm report that boxes hold where one is due; empty in SFDA-SA/2.
     """
 
     boxes: tuple[ShareBox, ...]
@@ -394,7 +394,7 @@ class ShareBundle:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredBox:
-    """What member ``peer`` of U2 sent to the recipient: a share box, its nonce and its commitment to a norm report."""
+    """What member ``peer`` of U2 sent to the recipient: a share box, its nonce, and its commitment in SFDA-SA/1."""
 
     peer: int
     box: bytes
@@ -475,8 +475,8 @@ class Survivor:
 class Survivors:
     """R3: U3 with the digests of what was summed, and the dropped, U2 without U3.
 
-    ``reports_digest`` is over the commitments to the norm reports of U2; empty without any. It adds nothing to what
-    every source knows, and lets a reader of receipts compute the context.
+    ``reports_digest`` is over what U2 committed to in R1; empty in SFDA-SA/2. It adds nothing to what every source
+    knows, and lets a reader of receipts compute the context.
     """
 
     survivors: tuple[Survivor, ...]

@@ -141,7 +141,7 @@ def check_share_senders(
         committed = u1[box.peer].nonce_commitment
         require(nonce_fits(box.nonce, committed, owner=box.peer, ctx=ctx), "SHARE_NONCE", f"of index {box.peer}")
     for box in delivery.boxes:
-        fault = report_fault(box.peer, box.report_commitment, header)
+        fault = commitment_fault(box.report_commitment, header)
         require(fault is None, "SHARE_REPORT", f"of index {box.peer}: {fault}")
     holders = frozenset({*senders, own_index})
     u2 = frozenset(delivery.members) if header.graph else holders
@@ -286,12 +286,12 @@ def public_keys(advertise: Advertise) -> tuple[bytes, ...]:
 # --- norm reports -----------------------------------------------------------------------------------------------------
 
 
-def report_fault(sender: int, commitment: bytes, header: Header) -> str | None:
-    """The fault of a commitment to a norm report, or None. With a norm cap, exactly the sources at ``sum`` have one."""
-    due = sender in report_readers(header, sender)
+def commitment_fault(commitment: bytes, header: Header) -> str | None:
+    """The fault of a commitment of R1, or None. In SFDA-SA/1 everyone commits, in SFDA-SA/2 nobody."""
+    due = header.graph is None
     if bool(commitment) is due:
         return None
-    return "no commitment to a norm report" if due else "a commitment to a norm report that is not asked for"
+    return "no commitment" if due else "a commitment that is not asked for"
 
 
 def report_readers(header: Header, sender: int) -> frozenset[int]:

@@ -137,7 +137,7 @@ class SessionSecrets:
         self_secret: the self mask follows from it; it is reconstructed if this source survives.
         private: key that opens the boxes with shares: X25519, with the seed of ML-KEM-768 behind it if it is hybrid.
         nonce: committed to in R0 and revealed before the shares, or with them.
-        report: the norm report of R1 behind the random opening of its commitment; None without one.
+        report: of R1 in SFDA-SA/1: the random opening of its commitment, and the norm report behind it, where due.
         shares: owner -> the pair of shares that this source holds of its secrets; its own from R1 on, all from R2 on.
         pair_secrets: peer -> the pair secret that came in its box, of :mod:`.hybrid`; until R2 is sent.
     """
@@ -227,7 +227,7 @@ class ReadyToMask:
     """All shares have arrived, and the cohorts are known; nothing of the input has left yet.
 
     ``reports`` are the norm reports of all members of the sum, including this source, without their openings; empty if
-    this source has no norm report. ``reports_digest`` is over the commitments to all reports of the session.
+    this source has no norm report. ``reports_digest`` is over the commitments of all members of U2.
     """
 
     session: Session
@@ -312,17 +312,22 @@ def receive_key_list(
     """Check R0' and make R1: an encrypted pair of shares for each other source, with the report, and the nonce.
 
     ``report`` is this source's norm report, ``header.norm_report_length`` bytes, if the header has a norm cap and this
-    source is at ``sum``. The other sources of the sum get it, under one commitment for all.
+    source is at ``sum``. The other sources of the sum get it, under one commitment for all. Every source commits in R1,
+    with a report or without: the masks then depend on something that is drawn after training. So two copies of a
+    machine that was copied while it trained do not mask two inputs alike.
     """
     session = state.session
     session.authenticate(signed, KeyList, session.ctx)
     check_key_list(signed.body, own=state.own, header=session.header.body, roster=session.roster)
     u1 = {item.sender: item.body for item in signed.body.advertisements}
     ctx1, nonce = key_list_context(session.ctx, signed.body.advertisements), state.secrets.nonce.reveal()
-    secrets = state.secrets
-    if report:
-        secrets = replace(secrets, report=Secret(draw(random_bytes, agreement.REPORT_OPENING_BYTES) + report))
-    return _deal(AwaitingShares(session, ctx1, complete(u1), u1, secrets, nonce), random_bytes)
+    opened = Secret(draw(random_bytes, agreement.REPORT_OPENING_BYTES) + report)
+    secrets = replace(state.secrets, report=opened)
+    try:
+        return _deal(AwaitingShares(session, ctx1, complete(u1), u1, secrets, nonce), random_bytes)
+    except BaseException:
+        opened.erase()  # the phase before does not hold it, so nobody else would
+        raise
 
 
 def receive_roll(state: AwaitingRoll, signed: Signed[Roll]) -> tuple[AwaitingNeighbours, Signed[Nonce]]:
@@ -403,7 +408,8 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     commitments = {box.peer: box.report_commitment for box in signed.body.boxes}
     if secrets.report is not None:
         commitments[me] = agreement.report_commitment(secrets.report, own=me, ctx=state.ctx1)
-        reports[me] = secrets.report.reveal()[agreement.REPORT_OPENING_BYTES :]
+        if me in readers:
+            reports[me] = secrets.report.reveal()[agreement.REPORT_OPENING_BYTES :]
         secrets.report.erase()
     secrets.private.erase()
     shares = {**secrets.shares, **{peer: box.shares for peer, box in opened.items()}}

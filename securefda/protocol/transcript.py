@@ -128,16 +128,13 @@ def drawn_ring(header: Header, ctx1: bytes, members: Iterable[int]) -> Ring:
 
 
 def reports_digest(commitments: Mapping[int, bytes]) -> bytes:
-    """Digest of the members of U2 that have a norm report, by roster index, with their commitments; empty if none has.
-
-    Members without a report have an empty commitment.
-    """
-    due = sorted(index for index, commitment in commitments.items() if commitment)
-    return labelled_digest("reports", _indices(due), b"".join(commitments[index] for index in due)) if due else b""
+    """Digest of what the members of U2 committed to in R1, by roster index; empty in SFDA-SA/2, where nobody does."""
+    in_order = b"".join(commitments[index] for index in sorted(commitments))
+    return labelled_digest("reports", in_order) if in_order else b""
 
 
 def members_context(ctx1: bytes, members: Iterable[int], reports: bytes = b"") -> bytes:
-    """ctx2: ctx1, the sorted roster indices of U2 and, where there are norm reports, :func:`reports_digest`."""
+    """ctx2: ctx1, the sorted roster indices of U2 and, in SFDA-SA/1, :func:`reports_digest`."""
     return labelled_digest("ctx2", ctx1, _indices(sorted(members)), *([reports] if reports else []))
 
 

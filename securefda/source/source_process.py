@@ -214,7 +214,8 @@ async def _serve(
     await channel.open()
     grace_s = None
     try:
-        await SourceDriver(rounds, channel, reporter, config.transport.idle_deadline_s, reporter.trained).drive()
+        idle_deadline_s = config.transport.idle_deadline_s
+        await SourceDriver(rounds, channel, reporter, idle_deadline_s, trained=reporter.trained).drive()
     except asyncio.CancelledError:
         grace_s = INTERRUPTED_GRACE_S
         raise
@@ -236,6 +237,7 @@ class SourceDriver:
         channel: SourceChannel,
         reporter: Reporter,
         idle_deadline_s: float | None = None,
+        *,
         trained: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

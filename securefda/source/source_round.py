@@ -121,8 +121,10 @@ class SourceRound:
         """Seconds to wait for the next message."""
         phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
         match self.phase:
-            case session_steps.AwaitingKeyList() | session_steps.AwaitingRoll() | session_steps.AwaitingShares():
-                return 2 * phase_s + training_s  # others may still train
+            case session_steps.AwaitingKeyList() | session_steps.AwaitingRoll():
+                return 2 * phase_s + training_s
+            case session_steps.AwaitingShares() if self.header.body.graph is None:  # others may still train
+                return 2 * phase_s + training_s
             case session_steps.AwaitingResult():  # the aggregator evaluates the model first, and can train it before
                 return 3 * phase_s + training_s
             case AwaitingClearResult():  # the same, after the others have trained and taken the four later steps
@@ -180,11 +182,9 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
     if accepted.header.body.graph is None:
         phase, keys = session_steps.advertise(session, site.random_bytes)
         return opened(phase, SiteLine(round=accepted.header.body.round), accepted), Parcel(keys)
-    trained = _train(site, accepted)
-    pending = _clipped(accepted, trained)
+    record, pending, target_update = _contribution(site, accepted)
     phase, keys = session_steps.advertise(session, site.random_bytes)
-    target_update = _kept_target_update(accepted)
-    return opened(phase, trained.record, pending=pending, target_update=target_update), Parcel(keys)
+    return opened(phase, record, pending=pending, target_update=target_update), Parcel(keys)
 
 
 def train_round(site: SourceSite, current: SourceRound) -> SourceRound:
@@ -198,15 +198,16 @@ def train_round(site: SourceSite, current: SourceRound) -> SourceRound:
     """
     if current.accepted is None:
         return current
-    trained = _train(site, current.accepted)
-    pending = _clipped(current.accepted, trained)
-    record = cast(SiteLine, {**trained.record, **current.record})
-    target_update = _kept_target_update(current.accepted)
+    trained, pending, target_update = _contribution(site, current.accepted)
+    record = cast(SiteLine, {**trained, **current.record})
     return replace(current, record=record, accepted=None, pending=pending, target_update=target_update)
 
 
-def _kept_target_update(accepted: AcceptedRound) -> Vector | None:
-    return accepted.published if accepted.terms.plan.uses_target_statistics else None
+def _contribution(site: SourceSite, accepted: AcceptedRound) -> tuple[SiteLine, WeighedContribution, Vector | None]:
+    """Train for a masked round: this site's line, its contribution, and g_T where it was sent."""
+    trained = _train(site, accepted)
+    pending = _clipped(accepted, trained)
+    return trained.record, pending, accepted.published if accepted.terms.plan.uses_target_statistics else None
 
 
 @dataclass(slots=True, repr=False)

@@ -189,9 +189,9 @@ class SourceRun:
         """Train if the round in progress waits for it; returns what to send: a refusal of its header, or nothing."""
         self._process.require_original()
         current = self._round
-        if current is None or not self.has_to_train:
+        if current is None or current.accepted is None:
             return []
-        return self._answers(Parcel(current.header), self._train)
+        return self._answers(Parcel(current.header), partial(self._train, current))
 
     def _answers(self, parcel: Parcel, step: Callable[[], Outcome]) -> list[Parcel]:
         """The messages that follow from a step, which a message has led to."""
@@ -304,11 +304,9 @@ class SourceRun:
             self._round = self._round.noted(apart_from_target=apart)
         return Accepted([*receipts, answer])
 
-    def _train(self) -> Outcome:
-        if self._round is None:
-            raise RuntimeError("there is no round to train for")
+    def _train(self, current: SourceRound) -> Outcome:
         try:
-            self._round = train_round(self._site, self._round)
+            self._round = train_round(self._site, current)
         except BaseException:
             self.forget()  # a round that cannot be trained for is over, whatever the header's refusal says
             raise

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -292,6 +292,10 @@ class SourceChannel:
             FaultyAggregatorError: it sent something malformed, or a vector that is too long or not the one named.
             SecureFdaError: it refuses this site.
         """
+        with self._restart_handed_up():
+            return await self._next()
+
+    async def _next(self) -> Parcel:
         while True:
             self._raise_restart()
             if not self._inbox:
@@ -325,6 +329,10 @@ class SourceChannel:
             SecureFdaError: it refuses this site.
             ValueError: the vectors are not the ones that the body names.
         """
+        with self._restart_handed_up():
+            await self._send(parcel)
+
+    async def _send(self, parcel: Parcel) -> None:
         self._raise_restart()
         self._raise_failure()
         message, vectors = parcel.message, [byte_view(vector) for vector in parcel.vectors]
@@ -462,21 +470,29 @@ class SourceChannel:
             named = zip(arrival.lengths, arrival.digests, strict=True)
             down_link = down_link_of(arrival.message.body)
             arrival.assemblies = [Assembly(length, digest, down_link) for length, digest in named]
-        patience_s, transfers = self._settings.silence_s, []
-        for assembly in arrival.assemblies:
-            transfer = partial(download, assembly=assembly, patience_s=patience_s, heard=self._heard)
-            transfers.append(asyncio.ensure_future(self._on_some_connection(transfer)))
-        try:  # beside each other: on a long line each takes a round trip
-            if not all(await asyncio.gather(*transfers)):
+        # On a long line each takes a round trip. Beside each other only what is one piece together: a slow line has to
+        # bring a piece before the connection counts as silent.
+        at_once = sum(arrival.lengths) <= self._settings.chunk_bytes
+        for group in [arrival.assemblies] if at_once else ([one] for one in arrival.assemblies):
+            if not await self._download_all(group):
                 return None
-        finally:
-            for one in transfers:
-                one.cancel()
-            await asyncio.gather(*transfers, return_exceptions=True)
         try:
             return tuple(assembly.finish() for assembly in arrival.assemblies)
         except WireError as error:
             raise FaultyAggregatorError("ATTACHMENT_DIGEST", error.detail) from error
+
+    async def _download_all(self, assemblies: Iterable[Assembly]) -> bool:
+        """Download some vectors beside each other; returns False if one of them has been withdrawn."""
+        patience_s, transfers = self._settings.silence_s, []
+        for assembly in assemblies:
+            transfer = partial(download, assembly=assembly, patience_s=patience_s, heard=self._heard)
+            transfers.append(asyncio.ensure_future(self._on_some_connection(transfer)))
+        try:
+            return all(await asyncio.gather(*transfers))
+        finally:
+            for one in transfers:
+                one.cancel()
+            await asyncio.gather(*transfers, return_exceptions=True)
 
     def _heard(self) -> None:
         self._link.heard()  # looked up each time: after a restart of the aggregator it is another link
@@ -509,9 +525,17 @@ class SourceChannel:
         self._news.clear()
         await self._news.wait()
 
+    @contextlib.contextmanager
+    def _restart_handed_up(self) -> Iterator[None]:
+        """Forget a restart once its error leaves the channel, not before: a caller that is cancelled hears it later."""
+        try:
+            yield
+        except AggregatorRestarted:
+            self._restarted = False
+            raise
+
     def _raise_restart(self) -> None:
         if self._restarted:
-            self._restarted = False
             raise AggregatorRestarted("the aggregator has restarted", hint="join it again")
 
     def _raise_failure(self) -> None:

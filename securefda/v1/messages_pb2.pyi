@@ -1110,7 +1110,7 @@ class ShareBundle(_message.Message):
     nonce: _builtins.bytes
     """The nonce behind the sender's commitment of R0; 32 bytes."""
     report_commitment: _builtins.bytes
-    """Commitment to the norm report in the boxes; 32 bytes. Empty without a norm cap, or at another level than sum."""
+    """Commitment to random bytes and the norm report behind them, where one is due; 32 bytes. Empty in SFDA-SA/2."""
     @_builtins.property
     def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShareBox]:
         """One for each other member of U1, in SFDA-SA/2 for each neighbour; at most 1024."""
@@ -1147,7 +1147,7 @@ class DeliveredBox(_message.Message):
     nonce: _builtins.bytes
     """The nonce that the sender revealed; 32 bytes."""
     report_commitment: _builtins.bytes
-    """The sender's commitment to its norm report; 32 bytes or empty."""
+    """The sender's commitment; 32 bytes, or empty in SFDA-SA/2."""
     def __init__(
         self,
         *,
@@ -1315,7 +1315,7 @@ class Survivors(_message.Message):
     DROPPED_FIELD_NUMBER: _builtins.int
     REPORTS_DIGEST_FIELD_NUMBER: _builtins.int
     reports_digest: _builtins.bytes
-    """Digest of the commitments to the norm reports of U2; 32 bytes, or empty where there are none."""
+    """Digest of the commitments of U2; 32 bytes, or empty in SFDA-SA/2."""
     @_builtins.property
     def survivors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Survivor]:
         """U3; at most 1024."""

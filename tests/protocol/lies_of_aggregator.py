@@ -325,7 +325,7 @@ LEVEL_LIES = [
     Lie("SHARE_QUORUM", "fewer in my sum than it opens over", DELIVERY, _boxes(_without_0), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of my sum", LISTS, _one_of(SUM), MIXED),
     Lie("SURVIVOR_COHORT", "fewer than the quorum of a cohort that I am not in", LISTS, _one_of(COHORT), MIXED),
-    Lie("SHARE_REPORT", "a norm report of a source in a cohort", DELIVERY, _committed(COLLUDER, STRANGER), MIXED),
+    Lie("SHARE_REPORT", "no commitment of a source in a cohort", DELIVERY, _committed(COLLUDER, b""), MIXED),
 ]
 
 

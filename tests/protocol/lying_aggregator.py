@@ -85,7 +85,7 @@ class Colluder:
 
     def box(self, ctx1: bytes, recipient: int, box_key: bytes) -> DeliveredBox:
         readers = report_readers(self.header.body, self.index)
-        committed = report_commitment(self._report, own=self.index, ctx=ctx1) if readers else b""
+        committed = report_commitment(self._report, own=self.index, ctx=ctx1)
         address = BoxAddress(ctx1, self.index, recipient, report_commitment=committed)
         report = self._report if recipient in readers else None
         drawn = Bytes("box", self.index, recipient, ctx1)

@@ -285,11 +285,11 @@ def neighbours_in(ring: list[int], own: int, degree: int) -> list[int]:
 class Source:
     """One source: its draws in order, and all that follows from them."""
 
-    def __init__(self, own: int, draws: list[bytes], ctx: bytes, codes: bytes, hybrid: bool) -> None:
-        self.own, self.ctx = own, ctx
+    def __init__(self, own: int, draws: list[bytes], ctx: bytes, codes: bytes, *, hybrid: bool, commits: bool) -> None:
+        self.own, self.ctx, self.codes = own, ctx, codes
         self.master, self.self_secret, self.box_private, self.nonce = draws[:4]
         dealt = draws[4:]  # nothing, of a source that was lost before
-        self.report = dealt.pop(0) + codes if codes and dealt else b""
+        self.report = dealt.pop(0) + codes if commits and dealt else b""
         self.rest = dealt
         self.mask_private = derive(self.master, ctx, "mask-sk", own)
         self.hybrid, self.x25519_private, self.kem_seed = hybrid, self.box_private[:32], self.box_private[32:]
@@ -343,7 +343,7 @@ class Source:
 
     def box(self, peer: Source, shares: tuple[bytes, bytes], ctx1: bytes) -> bytes:
         nonce = self.rest.pop(0)
-        report = self.report if peer.report else b""
+        report = self.report if self.codes and peer.codes else b""
         plaintext = ctx1 + index(self.own) + index(peer.own) + shares[0] + shares[1] + report
         front, associated = b"", oracle.fields(b"securefda/1/share-box", ctx1, self.own, peer.own)
         if self.hybrid:
@@ -386,7 +386,12 @@ class Replica:
             for site, seed in record["identities"].items()
         }
         self.sources = {
-            own: Source(own, *self._given(record["sources"][str(own)], self.ctx), self.terms.hybrid)
+            own: Source(
+                own,
+                *self._given(record["sources"][str(own)], self.ctx),
+                hybrid=self.terms.hybrid,
+                commits=not self.terms.graph,
+            )
             for own in self.terms.masked
         }
         self._inputs = {
@@ -479,10 +484,9 @@ class Replica:
             body = b"".join(put(1, member) for member in others)
             body += put(2, b"".join(varint(member) for member in self.u2)) if self.terms.graph else b""
             self._tell("ShareDelivery", [own], self.ctx1, body)
-        reports = {own: self.sources[own].report_commitment(self.ctx1) for own in self.u2 if self.sources[own].report}
-        members = [b"".join(index(own) for own in reports), b"".join(reports.values())]
-        self.reports_digest = labelled("reports", *members) if reports else b""
-        members = [b"".join(index(own) for own in self.u2), *([self.reports_digest] if reports else [])]
+        committed = b"".join(self.sources[own].report_commitment(self.ctx1) for own in self.u2)
+        self.reports_digest = labelled("reports", committed) if committed else b""
+        members = [b"".join(index(own) for own in self.u2), *([self.reports_digest] if committed else [])]
         self.ctx2 = labelled("ctx2", self.ctx1, *members)
         self.cohorts = self.terms.split(self.ctx1, {own: self.sources[own].nonce for own in self.u2})
 

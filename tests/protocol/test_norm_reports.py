@@ -15,7 +15,7 @@ from securefda.protocol import source_session as src
 from securefda.protocol.agreement import BOX_BYTES, REPORT_OPENING_BYTES, BoxAddress, SharePair
 from securefda.protocol.messages import Granularity, Header, NormCapTerms, ShareBundle, Signed, Visibility
 from securefda.protocol.secret import Secret
-from securefda.protocol.session_checks import report_bytes, report_fault, report_readers
+from securefda.protocol.session_checks import commitment_fault, report_bytes, report_readers
 
 AT_SUM, COLLUDER, IN_COHORT = 2, 0, 4
 
@@ -26,12 +26,10 @@ def header(granularity: Granularity | None) -> Header:
 
 
 @pytest.mark.parametrize("granularity", [*Granularity, None])
-def test_a_commitment_is_there_exactly_where_a_report_is_due(granularity: Granularity | None) -> None:
+def test_every_source_commits_with_a_report_or_without(granularity: Granularity | None) -> None:
     asked = header(granularity)
-    assert (report_fault(AT_SUM, bytes(32), asked) is None) is (granularity is not None)
-    assert (report_fault(AT_SUM, b"", asked) is None) is (granularity is None)
-    assert report_fault(IN_COHORT, b"", asked) is None
-    assert report_fault(IN_COHORT, bytes(32), asked) is not None
+    assert commitment_fault(bytes(32), asked) is None
+    assert commitment_fault(b"", asked) == "no commitment"
 
 
 @pytest.mark.parametrize("length", [1, 31, 33])
@@ -67,14 +65,14 @@ def ready_to_mask(cohort: Cohort, index: int) -> src.ReadyToMask:
     return src.receive_shares(cohort.phases[index], over_the_wire(cohort.inbox[index]))
 
 
-@pytest.mark.parametrize("commitment", [bytes(32), b""])
-def test_aggregator_refuses_a_commitment_that_is_not_due_or_missing_and_nothing_else_changes(commitment: bytes) -> None:
-    cohort, liar = Cohort(5, **MIXED).until(1), IN_COHORT if commitment else AT_SUM
+@pytest.mark.parametrize("liar", [AT_SUM, IN_COHORT])
+def test_aggregator_refuses_a_missing_commitment_and_nothing_else_changes(liar: int) -> None:
+    cohort = Cohort(5, **MIXED).until(1)
     honest = cohort.outbox.pop(liar)
     cohort.collect()
     before = cohort.aggregator
     with pytest.raises(FaultySourceError) as refused:
-        cohort.add(over_the_wire(resigned(honest, replace(honest.body, report_commitment=commitment))))
+        cohort.add(over_the_wire(resigned(honest, replace(honest.body, report_commitment=b""))))
     assert (refused.value.source_id, refused.value.check) == (f"source-{liar}", "SHARE_REPORT")
     assert cohort.aggregator is before
     cohort.aggregator = cohort.add(honest)

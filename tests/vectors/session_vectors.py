@@ -344,7 +344,7 @@ def _source(cohort: VectorCohort, view: _View, index: int) -> dict[str, Any]:
     if cohort.report_of(index):
         fields["norms"] = [value.hex() for value in cohort.norms_of(index)]
     if index in view.keys:
-        if cohort.report_of(index):
+        if cohort.header.body.graph is None:
             opened = Secret(drawn[4] + cohort.report_of(index))
             fields["report_commitment"] = agreement.report_commitment(opened, own=index, ctx=view.ctx1).hex()
             after = 5
