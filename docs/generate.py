@@ -336,8 +336,8 @@ def metrics() -> str:
         "## Metrics for Prometheus",
         """\
 Off unless `port` in `[metrics]` is set. Then they are served on 127.0.0.1, or on the address in `host`; anyone who can
-reach that address can read them. Counters begin at zero with each process. No metric carries a β or a row count;
-the task's metrics and the loss on the target's test rows, and the sources' share of the last step, are there only with
+reach that address can read them. Counters begin at zero with each process. No metric carries a β or a row count.
+The task's metrics and the loss on the target's test rows, and the sources' share of the last step, are there only with
 `results = true`.
 
 The same port answers probes. `/healthz` is 200 while the process lives. `/readyz` is 200 while the aggregator listens,

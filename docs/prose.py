@@ -90,8 +90,8 @@ def most_words(page: Path, length: Mapping[str, Any]) -> float:
     """How many words a sentence of a page may have, by the table ``sentence`` of the rules."""
     if page.name in length["any-length"]:
         return math.inf
-    short = any(page.resolve() in ROOT.glob(pattern) for pattern in length["short"])
-    return length["many-words"] if short and page.name not in length["still-long"] else length["most-words"]
+    still_long = any(page.resolve() in ROOT.glob(pattern) for pattern in length["still-long"])
+    return length["most-words"] if still_long else length["many-words"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

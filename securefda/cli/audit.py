@@ -92,8 +92,8 @@ def verify(
 ) -> int:
     """Verify logs without their parties: every record, proof, signature and cosignature; exit code 13 on a finding.
 
-    A log is what its party says. What is proved is that its records are those which the party signed, in their order,
-    none missing; and where others cosigned it, that they saw no other log of this run.
+    A log is what its party says. Verification proves that its records are those which the party signed, in their order,
+    none missing. Where others cosigned it, it also proves that they saw no other log of this run.
     """
     from securefda.audit.verification import Question, check_logs, said_of
 
@@ -238,11 +238,11 @@ def reconcile(
     A site is accused alone where its own signatures or its own log settle it. What one site says about another is a
     disagreement of the two.
 
-    Every log is verified first, also with the checkpoints that other sites hold of it, and the messages that are kept
+    Every log is verified first, also with the checkpoints that other sites hold of it. The messages that are kept
     beside it are compared with its records. With fewer logs than sites, the notes say what could not be checked.
 
-    All runs below DIR are listed together, with what left each site in each. Runs and rounds that took something from a
-    source and brought it no result are a finding where there are more of them than a crash explains.
+    All runs below DIR are listed together, with what left each site in each. Some runs and rounds take something from
+    a source and bring it no result. They are a finding if there are more of them than a crash explains.
     """
     from securefda.audit.reconcile.evidence import require_new, write_evidence
     from securefda.audit.reconcile.outcome import said_of

@@ -124,7 +124,7 @@ def accept(config: ConfigFile, reason: Reason, overrides: Overrides = [], output
     """Go on with a ledger in doubt, by the site's signature: what it knows of stays spent.
 
     For rows that have changed, a ledger that was copied, and a clock that was wrong. A ledger that is older than its
-    folder, or lacks a charge that the site's audit logs record, is not accepted: put the newest back, or reset.
+    folder, or lacks a charge that the site's audit logs record, is not accepted. Put the newest back, or reset.
     """
     from securefda.privacy.ledger import check_reason
     from securefda.privacy.ledger_storage import charged
@@ -194,11 +194,11 @@ def plan(
 ) -> None:
     """Plan a site's budget of differential privacy: the noise for an epsilon, or the epsilon of a noise.
 
-    A plan spends nothing. With --config it goes on from what the ledger of the site's rows holds, and what is not
-    given comes from the site's settings and its budget.
+    A plan spends nothing. With --config it starts from what the ledger of the site's rows holds. What is not given
+    then comes from the site's settings and its budget.
 
-    Every epsilon is of one row that is added or removed, with batches drawn by Poisson sampling at one over the
-    batches of an epoch.
+    Every epsilon is for one row that is added or removed. Batches are drawn by Poisson sampling, at one over the number
+    of batches in an epoch.
     """
     from securefda.disk import require_new
     from securefda.privacy.planning import PlanOptions, plan_for

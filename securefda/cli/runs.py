@@ -51,8 +51,8 @@ class WhichModel(StrEnum):
 
 
 _WHICH = (
-    "The model after the last round, the best one on the target's validation rows, or the last one as the target "
-    "adapted it to its rows."
+    "The model after the last round, the best one on the target's validation rows, or the last one adapted to the "
+    "target's rows."
 )
 
 

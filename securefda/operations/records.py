@@ -230,8 +230,8 @@ class RoundLine(TypedDict, total=False):
     """Layers in which the sum of the sources at `sum` is zero under a norm cap."""
 
     silenced: bool
-    """Present and true in the first round that is the third in a row in which norm caps emptied layers and the sources
-    had no part in the step, less than 1 %."""
+    """Present and true in the first round that is the third in a row without a part of the sources. In such a round
+    norm caps emptied layers, and the sources had less than 1 % of the step."""
 
     target_update_to: list[str]
     """Sources that were sent the target's update, or under other rules the gradient of the gap or features of its
@@ -287,8 +287,8 @@ class SiteLine(TypedDict, total=False):
     """Layers of its contribution that the norm cap set to zero."""
 
     apart_from_target: Share
-    """Least share of the step before this round that is not the target's own: the sine of the angle between that step
-    and the target's update, which this source was sent. Left out where the source cannot know it."""
+    """Least share of the step before this round that is not the target's own. It is the sine of the angle between that
+    step and the target's update, which this source was sent. Left out where the source cannot know it."""
 
     refused: dict[str, str]
     """Present where this site's policy refused the header: the key, what was asked and what is allowed."""
@@ -616,8 +616,7 @@ class Summary:
     """The best model by the target's validation rows; null without such rows."""
 
     silenced_round: int = 0
-    """The first round that was the third in a row in which norm caps emptied layers and the sources had no part in the
-    step, less than 1 %; 0 for none."""
+    """The first round that is `silenced`, the third in a row without a part of the sources; 0 for none."""
 
     target_only: Baseline | None = None
     """The result of the target alone, from the run's first model; null if not measured: see

@@ -237,7 +237,7 @@ class RulePlan:
     """Weight of a source under `fedda` and `fedgp`, from 0 to 1; other rules ignore it."""
 
     beta_per_layer: bool = False
-    """Whether auto-β is one number for each layer instead of one for the whole model: a source then counts for more in
+    """Whether auto-β is one number for each layer instead of one for the whole model. A source then counts for more in
     the layers in which it is close to the target. Not possible if the rule needs the target's single steps."""
 
     projection: Projection = Projection.ORTHOGONAL

@@ -136,8 +136,8 @@ class TaskSection(Settings):
     """Folder of the site's data files; empty if the task needs none."""
 
     metric: str = ""
-    """Metric of the target, such as `"balanced_accuracy"`, `"auroc"` or `"rmse"`, that chooses the best model, ends a
-    run early (`strategy.patience`) and says whether the federation helped; empty for the task's own choice. No source
+    """Metric of the target, such as `"balanced_accuracy"`, `"auroc"` or `"rmse"`; empty for the task's own choice. It
+    chooses the best model, ends a run early (`strategy.patience`) and says whether the federation helped. No source
     reads it."""
 
     options: Annotated[Mapping[str, Any], Field(strict=False)] = Field(default_factory=dict)
@@ -205,8 +205,8 @@ class StrategySection(RuleSection, declared_by=Strategy):
     target."""
 
     folds: Natural = 0
-    """Number of folds of the target's training rows by which it chooses what it measures and keeps under the FedDA and
-    FedGP rules: the rule's model, or that of its own training since the warm-up; 5 is a good number, 0 does not choose.
+    """Number of folds of the target's training rows, under the FedDA and FedGP rules; 5 is a good number, 0 is off. By
+    them the target chooses what it measures and keeps: the rule's model, or that of its own training since the warm-up.
     With K folds the target trains 2K + 1 times more in each round, and keeps as many models in its state. The sources
     see the same and get the rule's model. Not with noise at the target, nor without given labels, nor with a
     `validated` step."""
@@ -219,8 +219,8 @@ class StrategySection(RuleSection, declared_by=Strategy):
     """Whether the target trains alone after the run, so that the summary can say by how much the federation helped.
     It trains from the run's first model for as many rounds (`target_only`). Where the run has warm-up, it also trains
     from the model after it for the rounds after it, at their rates (`warm_target`). No other site notices. It is not
-    done if the target trains with noise, since its ledger would be charged, nor without given labels, nor under
-    `target_only`, which is the same."""
+    done under `target_only`, which is the same, nor without given labels. If the target trains with noise it is not
+    done either, since its ledger would be charged."""
 
     @check
     def _the_rules_accept_it(self) -> Self:
@@ -521,8 +521,8 @@ class SessionSection(Settings):
 
     bits: Literal["auto", 16, 20, 24, 32] = "auto"
     """Bits per parameter of a masked input. `auto` takes the fewest that leave 14 bits to each source in a sum over
-    twice as many: 20 with up to 32 sources, 24 with up to 512. The first round, and the first after a change of rule,
-    has 32 bits, and its sum sets the ranges of the next."""
+    twice as many sources. These are 20 with up to 32 sources, and 24 with up to 512. The first round, and the first
+    after a change of rule, has 32 bits, and its sum sets the ranges of the next."""
 
     down_link: Literal["float32", "bfloat16", "float16"] = "float32"
     """Format in which the model, and at `sum` the target's update, are sent to the sources: 4 or 2 bytes per parameter.
@@ -656,8 +656,8 @@ class MetricsSection(Settings):
     the metrics: there is no TLS and no password. In a federation's file it concerns the target only."""
 
     results: bool = False
-    """Whether these metrics, which every user of the machine can read, include the task's metrics and the loss on the
-    target's test rows, and the sources' share of the last step."""
+    """Whether these metrics include the task's metrics and the loss on the target's test rows, and the sources' share
+    of the last step. Every user of the machine can read them."""
 
     tensorboard: str = ""
     """Folder in which a target writes its rounds for TensorBoard (extra `tensorboard`), such as `"tensorboard"`; empty

@@ -150,8 +150,8 @@ class NormCapBounds(Settings):
         'At visibility "sum" the other sources\' contributions must together have at least kappa times the squared '
         "norm of this site's contribution. Otherwise large contributions are scaled down until they do; a layer in "
         "which that is impossible is left out. With 0 there is no cap: a sum may then show this site's update "
-        "nearly alone. The target can craft its update so that only this site's agrees with it, or FedGP's filter "
-        "(strategy.filter) can leave no other source in a layer.",
+        "nearly alone. The target can craft its update so that only this site's agrees with it. FedGP's filter "
+        "(strategy.filter) can also leave no other source in a layer.",
         hint="raise privacy.norm-cap-kappa at the aggregator",
     )
     granularity: Literal["layer", "model"] = key(
@@ -164,7 +164,7 @@ class NormCapBounds(Settings):
         False,
         'Whether FedGP may run at visibility "sum" without its filter (strategy.filter = false). The target\'s '
         "update then decides the sign of each contribution as well. A target can craft it so that the other sites' "
-        "contributions cancel each other, and the sum is this site's update although all norms are as required.",
+        "contributions cancel each other. The sum is then this site's update although all norms are as required.",
         hint="set strategy.filter = true at the aggregator",
     )
     reports: NormReports = key(
@@ -299,10 +299,10 @@ class WorkLimits(Settings):
     )
     model_step: Positive = key(
         10.0,
-        "How far one finished round may move the model, in any group of layers, in units of how far this site's own "
-        "training has moved it in a round so far; the same limit holds for the target's update. The smaller it is, "
-        "the more rounds a target needs to lead the model to a crafted one. Honest rounds stay below half of the "
-        "default.",
+        "How far one finished round may move the model, in any group of layers; the same limit holds for the target's "
+        "update. The unit is how far this site's own training has moved the model in a round so far. The smaller the "
+        "limit, the more rounds a target needs to lead the model to a crafted one. Honest rounds stay below half of "
+        "the default.",
     )
     attention_bound_max: Positive = key(
         1.0,
@@ -394,9 +394,9 @@ class MomentBounds(Settings):
     min_rows: Annotated[float, Field(ge=0)] = key(
         1.0,
         'Under the rule "analytic" the sources add up second moments of their rows. Without noise, this site takes '
-        "part only if it has at least this many rows for each number in a row: its features and a constant. A sum "
-        "over fewer rows than numbers shows which rows are in it. A refusal tells the aggregator that the site has "
-        "too few. 0: no bound.",
+        "part only if it has at least this many rows for each number in a row. The numbers are its features and a "
+        "constant. A sum over fewer rows than numbers shows which rows are in it. A refusal tells the aggregator that "
+        "the site has too few. 0: no bound.",
         hint=(
             "use an encoder with fewer features, more rows, or noise; if rows are public, set it to 0 in this site's "
             "policy.toml, or privacy.moments-min-rows where one file makes all policies"
@@ -410,9 +410,9 @@ class MomentBounds(Settings):
     )
     min_rows_per_category: Count = key(
         3,
-        "If fewer rows than this have another value of a feature than the usual one, such as a rare category, they "
-        "count with the usual one: the only row of a category could be read. The site takes part all the same. 1: "
-        "every value counts.",
+        "If fewer rows than this have an unusual value of a feature, such as a rare category, they count with the "
+        "usual one. Otherwise the only row of a category could be read. The site takes part all the same. 1: every "
+        "value counts.",
     )
 
 
@@ -458,8 +458,7 @@ class SourcePolicy(Settings):
     allowed_rules: Annotated[tuple[Annotated[str, AfterValidator(_rule)], ...], Field(strict=False)] = key(
         (),
         'Rules that this site takes part in. Remove one to refuse rounds with it. With "auto", the site adds '
-        "estimated errors of the rules to the sum, and the aggregator uses them to choose the rule of the next "
-        "round.",
+        "estimated errors of the rules to the sum. The aggregator uses them to choose the rule of the next round.",
         hint="set a strategy.rule at the aggregator that every source allows",
     )
     allowed_tasks: Annotated[tuple[Annotated[str, AfterValidator(_task)], ...], Field(strict=False)] = key(
