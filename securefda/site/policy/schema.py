@@ -300,7 +300,7 @@ class WorkLimits(Settings):
     model_step: Positive = key(
         10.0,
         "How far one finished round may move the model, in any group of layers; the same limit holds for the target's "
-        "update. The unit is how far this site's own training has moved the model in a round so far. The smaller the "
+        "update. The unit is how far this site's own training has moved that group in a round so far. The smaller the "
         "limit, the more rounds a target needs to lead the model to a crafted one. Honest rounds stay below half of "
         "the default.",
     )
@@ -410,9 +410,9 @@ class MomentBounds(Settings):
     )
     min_rows_per_category: Count = key(
         3,
-        "If fewer rows than this have an unusual value of a feature, such as a rare category, they count with the "
-        "usual one. Otherwise the only row of a category could be read. The site takes part all the same. 1: every "
-        "value counts.",
+        "If fewer rows than this have a value of a feature other than its usual one, such as a rare category, they "
+        "count with it. Otherwise the only row of a category could be read. The site takes part all the same. 1: "
+        "every value counts.",
     )
 
 
