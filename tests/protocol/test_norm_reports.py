@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cohort import Cohort, header_body, over_the_wire, resigned
+from cohort import Bytes, Cohort, header_body, over_the_wire, resigned
 from lies_of_aggregator import MIXED
 from test_session import assert_sum_is_exact
 
@@ -143,6 +143,18 @@ def test_two_commitments_of_one_source_put_those_who_see_them_under_different_ma
     ready = {index: ready_to_mask(cohort, index) for index in cohort.indices}
     assert ready[AT_SUM].ctx2 not in {ready[index].ctx2 for index in cohort.indices if index != AT_SUM}
     assert len({one.ctx2 for one in ready.values()}) == 2
+
+
+def test_two_copies_of_a_machine_that_was_copied_while_it_trained_mask_for_different_contexts() -> None:
+    """Neither has a norm report: the commitments alone keep the masks apart."""
+    copies = [Cohort(5, changes={"norm_cap": None}).until(0) for _ in range(2)]
+    copies[1].random[AT_SUM] = Bytes("drawn after the machine was copied")
+    for copy in copies:
+        copy.collect()
+        copy.close()
+        copy.answer()
+    assert copies[0].phases[AT_SUM].ctx1 == copies[1].phases[AT_SUM].ctx1
+    assert ready_to_mask(copies[0], AT_SUM).ctx2 != ready_to_mask(copies[1], AT_SUM).ctx2
 
 
 def test_a_report_is_forgotten_with_the_phase_that_held_it() -> None:

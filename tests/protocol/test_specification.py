@@ -246,10 +246,10 @@ def sizes(n: int) -> dict[str, int]:
     bodies: list[tuple[int, Body]] = [
         (1, advertise),
         (0, KeyList(tuple(envelope(own, advertise) for own in everyone))),
-        (1, ShareBundle(tuple(ShareBox(peer, box) for peer in everyone[1:]), digest)),
-        (0, ShareDelivery(tuple(DeliveredBox(peer, box, digest) for peer in everyone[1:]))),
+        (1, ShareBundle(tuple(ShareBox(peer, box) for peer in everyone[1:]), digest, digest)),
+        (0, ShareDelivery(tuple(DeliveredBox(peer, box, digest, digest) for peer in everyone[1:]))),
         (1, masked),
-        (0, Survivors(tuple(Survivor(own, digest) for own in everyone), ())),
+        (0, Survivors(tuple(Survivor(own, digest) for own in everyone), (), digest)),
         (1, signature),
         (0, Consistency(*(tuple(envelope(own, body) for own in everyone) for body in (signature, masked)))),
         (1, Unmask(tuple(SelfMaskShare(own, bytes(shamir.SHARE_BYTES)) for own in everyone))),

@@ -129,6 +129,25 @@ def test_a_fork_below_python_is_found_too(federation: Federation) -> None:
     assert not released(federation)
 
 
+def test_a_task_that_forks_in_training_gives_the_copy_no_secret_of_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At ``sum`` the keys have left by then, and what belongs to them is in memory."""
+    federation = Federation(tmp_path).open()
+    me, trainer = federation.sources[ME], federation.sources[ME]._site.trainer
+    me.handle(until(federation, ME, Header))
+    secrets, train, told = list(secrets_in(me._round.phase if me._round else None)), trainer.train, []
+
+    def forking(*arguments: Any, **options: Any) -> Any:
+        told.append(in_a_fork(lambda: str([len(secret) for secret in secrets])))
+        return train(*arguments, **options)
+
+    monkeypatch.setattr(trainer, "train", forking)
+    assert me.train() == []
+    assert told == ["[0, 0, 0, 0]"]
+    assert all(len(secret) for secret in secrets)
+
+
 def test_of_a_task_that_forks_in_training_only_the_original_releases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

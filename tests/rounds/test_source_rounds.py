@@ -71,6 +71,13 @@ def answer_of(answers: list[Parcel]) -> Any:
     return answer.message.body
 
 
+def unfinished_for_good(federation: Federation) -> int:
+    """Rounds of the source that no later result makes up for."""
+    query = "SELECT count(*) FROM unfinished WHERE for_good = 1"
+    (count,) = federation.stores[ME]._runs._database.execute(query).fetchone()
+    return int(count)
+
+
 def trained(federation: Federation) -> list[Parcel]:
     """What training for the first header leads to, once the keys are sent."""
     source = federation.sources[ME]
@@ -330,6 +337,7 @@ def test_training_that_diverges_ends_the_source_with_a_word(tmp_path: Path) -> N
     assert isinstance(failure, TrainingDiverged)
     assert "training diverges" in str(failure)
     assert "training.learning-rate" in failure.hint
+    assert unfinished_for_good(federation) == 1  # the refusal tells something about the rows
 
 
 def test_a_finite_loss_that_grows_with_an_update_beyond_its_clip_is_training_that_diverges(tmp_path: Path) -> None:
@@ -348,6 +356,7 @@ def test_more_rows_than_the_run_counts_up_to_end_the_source_with_a_word(tmp_path
     failure = federation.sources[ME].standing.failure
     assert isinstance(failure, ConfigError)
     assert failure.key == "session.max-samples"
+    assert unfinished_for_good(federation) == 0
 
 
 def test_a_result_of_a_round_in_clear_must_be_of_its_session(tmp_path: Path) -> None:
