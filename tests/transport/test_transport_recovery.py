@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +28,7 @@ from transport_kit import (
 )
 
 from securefda.errors import ConnectionFailed
-from securefda.transport.client import AggregatorRestarted, upload
+from securefda.transport.client import AggregatorRestarted, _Arrival, upload
 from securefda.transport.dialer import HungUp
 from securefda.transport.event_queue import Joined, Left, Received
 from securefda.transport.limits import TransportSettings
@@ -363,3 +365,27 @@ async def test_an_upload_of_which_only_the_acknowledgement_was_lost_is_done_at_o
         await soon(again)
         await channel.send(note(1, 2))
         assert number_of((await next_event(server, Received)).parcel) == 2
+
+
+@pytest.mark.parametrize("ticks", range(6))
+@scenario
+async def test_a_restart_is_heard_of_although_a_deadline_passes_in_that_moment(ticks: int) -> None:
+    """A caller's deadline cancels the wait for a message whose vectors were being fetched."""
+    channel = Sites().channel(1, "127.0.0.1:1")
+    channel._task = asyncio.get_running_loop().create_future()  # stands for the task that dials
+    vectors = [bytes([number]) * 48 for number in (1, 2)]
+    digests = tuple(sha256(vector).digest() for vector in vectors)
+    channel._inbox.append(_Arrival(1, header(*vectors).message, (48, 48), digests))
+    receiving = asyncio.create_task(channel.receive())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    channel._inbox.clear()
+    channel._restarted = True
+    channel._news.set()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    receiving.cancel()
+    with contextlib.suppress(asyncio.CancelledError, AggregatorRestarted):
+        await receiving
+    heard = not receiving.cancelled() and isinstance(receiving.exception(), AggregatorRestarted)
+    assert heard != channel._restarted
