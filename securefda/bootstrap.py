@@ -43,6 +43,7 @@ from securefda.site.kit import Kit, naming
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import (
     PrivacyAccount,
+    Reserving,
     charges_for,
     data_set_of,
     ledger_file,
@@ -249,6 +250,7 @@ def trainer_at(
     secret: SecretSeed | None,
     budget: Budget,
     on_charge: Callable[[Budget, DpEvent, Reservation], None] = lambda *_: None,
+    reserving: Reserving | None = None,
     memory: PersonalMemory | None = None,
     left_after: Rows | None = None,
     team: Team | None = None,
@@ -266,6 +268,7 @@ def trainer_at(
         secret: seed for training without noise; None: the run's seed.
         budget: the privacy budget of the rows by the site's policy.
         on_charge: called at every charge, before training; the audit log records it.
+        reserving: how its runs reserve their rounds; None: they do not.
         memory: keeps the state that stays at the site.
         left_after: the rows for training without noise if they differ: without validation rows, or with hidden labels.
         team: processes that train together with this one.
@@ -317,7 +320,8 @@ def trainer_at(
     key = member.signing_key.public_key().public_bytes_raw()
     charges = charges_for(file, logged_charges(process.kit.resolve(), member.site_id))
     ledger = Ledger(file, known, recorded=charges)
-    account = PrivacyAccount(ledger, known, budget, key, on_charge=partial(on_charge, budget))
+    reserving, hears = reserving or Reserving(), partial(on_charge, budget)
+    account = PrivacyAccount(ledger, known, budget, key, on_charge=hears, reserving=reserving)
     trainer = PrivateTrainer(task, member.site_id, rows, settings, process.seed, account=account, team=team)
     training_ahead = trainer.event("the-next", 1, 0) if set(rules) != {Rule.ANALYTIC} else None
     moments_ahead = trainer.release_of_moments("the-next", 1, 0, 1.0) if Rule.ANALYTIC in rules else None

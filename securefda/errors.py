@@ -235,19 +235,30 @@ class BudgetExhausted(SecureFdaError):
     """The rest of a data set's privacy budget does not pay for a round, so nothing trains.
 
     ``spent``, ``limit`` and ``cost`` are epsilons at one delta: spent so far, allowed, and what the round would add.
-    ``what`` says whose budget, which round and at which delta, for the line.
+    ``what`` says whose budget, which round and at which delta, and ``needs`` what has this cost, for the line.
     """
 
     exit_code = ExitCode.BUDGET
 
     def __init__(
-        self, spent: float, limit: float, cost: float, *, what: str = "privacy budget", hint: str = ""
+        self,
+        spent: float,
+        limit: float,
+        cost: float,
+        *,
+        what: str = "privacy budget",
+        needs: str = "the round",
+        hint: str = "",
     ) -> None:
         self.spent = spent
         self.limit = limit
         self.cost = cost
-        text = f"{what}: spent epsilon {spent:.4f} of {limit:.4f}, the round would cost {cost:.4f} more"
+        text = f"{what}: spent epsilon {spent:.4f} of {limit:.4f}, {needs} would cost {cost:.4f} more"
         super().__init__(text, hint=hint)
+
+
+class BudgetReserved(BudgetExhausted):
+    """What other runs have reserved of a data set's privacy budget leaves too little for a run, which is not joined."""
 
 
 class ProtocolError(SecureFdaError):

@@ -59,16 +59,17 @@ def _of_log(note: bytes) -> int:
 class FileFormat:
     """One kind of file: what it is, in words; the number that this release writes; how to find that of a file.
 
-    ``find`` raises ValueError where the file does not say.
+    ``find`` raises ValueError where the file does not say. Files of a number from ``oldest`` on are read as they are.
     """
 
     what: str
     number: int
     find: Callable[[bytes], int]
+    oldest: int | None = None
 
     def why_not(self, found: int) -> str:
         """Why this release does not read a file of a number; empty where it does."""
-        if found == self.number:
+        if (self.number if self.oldest is None else self.oldest) <= found <= self.number:
             return ""
         which = "a later release" if found > self.number else "the release that wrote it"
         return f"has format {found}, and this release reads format {self.number}; {which} reads it"
@@ -86,7 +87,7 @@ ROSTER = FileFormat("roster", 1, partial(_of_json, inside="roster"))
 SEEN_ROSTERS = FileFormat("newest roster seen", 1, _of_json)
 REQUEST = FileFormat("request for keys", 1, partial(_of_json, inside="request"))
 POLICY = FileFormat("signature of the policy", 1, _of_policy)
-LEDGER = FileFormat("ledger", 1, _of_sqlite)
+LEDGER = FileFormat("ledger", 2, _of_sqlite, oldest=1)
 RUN_BOOK = FileFormat("book of runs", 2, _of_sqlite)
 RUN_STATE = FileFormat("state of a run", 14, _of_sqlite)
 RUN_SETTINGS = FileFormat("settings of a run", 1, _of_json)

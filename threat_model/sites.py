@@ -162,6 +162,12 @@ class KnownUpdates:
     def charged_round(self, factor: float) -> None:
         """Return None: no ledger is charged."""
 
+    def reserve_run(self, run_id: str, rounds: int, *, moments: bool) -> None:
+        """Reserve nothing."""
+
+    def release_run(self, run_id: str) -> None:
+        """Release nothing."""
+
     def train(
         self,
         received: Vector,

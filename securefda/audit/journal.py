@@ -25,6 +25,7 @@ from securefda.audit.signed_notes import LogName, Note, NoteKey, Signature
 from securefda.errors import FaultyAggregatorError
 from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger import Reservation
+from securefda.privacy.reservations import RunReservation
 from securefda.protocol.messages import (
     NO_SESSION,
     Body,
@@ -191,6 +192,11 @@ class Journal:
             ledger_digest=reservation.head.digest.hex(),
         )
         self.append(Entry("event", "ledger-updated", round=event.round, attempt=event.attempt, dp=dp), durable=True)
+
+    def reserved(self, kind: str, reservation: RunReservation) -> None:
+        """Write that the run has reserved rounds of the privacy budget, or freed what is left. Raises AuditError."""
+        facts = {"rounds": reservation.left, "expires": reservation.expires}
+        self.append(Entry("event", "budget-reserved" if kind == "run-reserved" else "budget-released", facts=facts))
 
     def keep(self, message: bytes) -> None:
         """Keep a signed message beside the log, as evidence. Raises AuditError."""

@@ -254,6 +254,8 @@ _CHECK: Final = Field("check", WORD, "the stable name of the check that failed")
 _ACCUSED: Final = Field("accused", SITES, "whom the check blames; empty where it blames no site")
 _SIZE: Final = Field("size", COUNT, "how many records the checkpoint signs")
 _ROOT: Final = Field("root", DIGEST, "their root")
+_ROUNDS: Final = Field("rounds", COUNT, "number of rounds that were not charged")
+_EXPIRES: Final = Field("expires", COUNT, "Unix time in seconds from which the reservation does not count")
 _SURVIVORS: Final = Field("survivors", SITES, "the sources in the sum")
 
 EVENTS: Final[Mapping[str, Event]] = MappingProxyType(
@@ -320,6 +322,8 @@ EVENTS: Final[Mapping[str, Event]] = MappingProxyType(
             (Field("model", DIGEST, "SHA-256 of its parameters"),),
         ),
         "ledger-updated": Event("The privacy ledger was charged for a round.", charges=True),
+        "budget-reserved": Event("The run reserved rounds of the site's privacy budget.", (_ROUNDS, _EXPIRES)),
+        "budget-released": Event("The run has ended, and what it had reserved is free.", (_ROUNDS, _EXPIRES)),
         "aborted": Event("The site ended a session.", (_CHECK, _ACCUSED)),
         "alarm": Event("A check failed in a way that an honest peer cannot cause.", (_CHECK, _ACCUSED)),
         "checkpoint-signed": Event("The site signed a checkpoint of this log.", (_SIZE, _ROOT)),

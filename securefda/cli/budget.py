@@ -171,6 +171,28 @@ def reset(
     _print_statement(output, site, rows, f"reset; charges that count no more: {len(lost)}, {_RESET_MEANS}")
 
 
+@app.command("release")
+def release(
+    config: ConfigFile,
+    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Id of the run, or how it begins.")],
+    overrides: Overrides = [],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Free what a run has reserved of the budget and not spent, for a run that is over or will not begin.
+
+    What was charged stays spent. A run that goes on after all is charged against what is left.
+    """
+    from securefda.site.budget import require_reservation
+
+    site, time = _site(config, overrides), int(now().timestamp())
+    reserved = require_reservation(site, run, time)
+    site.ledger.release_run(reserved.run, "by-hand", now=time)
+    of = {"site": site.data.site_id, "data_set": site.data.name, "ledger": str(site.file)}
+    data = of | {"released": {"run": reserved.run, "rounds": reserved.left}}
+    text = f"released {counted(reserved.left, 'round')} that run {reserved.run} had reserved; what it was charged stays"
+    print_result(output, data, filled([f"{site.data.name} of {site.data.site_id}: {text}"]))
+
+
 @app.command("plan")
 def plan(
     rounds: Annotated[int, typer.Option("--rounds", max=_MOST_ROUNDS, help="Rounds of training.")],
@@ -506,6 +528,11 @@ def _show_json(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         "limit": budget.epsilon,
         "spent": _finite(found.spent),
         "left": _finite(found.left),
+        "free": _finite(found.free),
+        "reservations": [
+            {"run": one.run, "rounds": one.rounds, "rounds_left": one.left, "made": one.made, "expires": one.expires}
+            for one in found.reserved
+        ],
         "rounds": count_rounds(found.rows),
         "next_round": next_round,
         "statements": statements_of(found.rows),
@@ -547,6 +574,11 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         ("left", f"epsilon {left_text(found.left)}"),
         ("rounds charged", f"{counts['charged']}{how if counts['charged'] else ''}"),
     ]
+    for one in found.reserved:
+        of = f"{one.left} of {counted(one.rounds, 'round')}, until {utc(one.expires)}"
+        rows.append((f"reserved by {one.run[:12]}", printable(of)))
+    if found.reserved:
+        rows.append(("left beside that", f"epsilon {left_text(found.free)}"))
     if ahead is not None:
         noise, rate = f"noise multiplier {ahead.noise_multiplier:g}", f"sampling rate {ahead.sampling_rate:.4g}"
         more = f"epsilon {bound_text(ahead.spent - found.spent)} more: {counted(ahead.steps, 'step')}, {noise}, {rate}"

@@ -1,9 +1,12 @@
 """The privacy ledger: the budget that a data set has spent over all runs and restarts, in one SQLite file per data set.
 
 A round is reserved, trained, committed. It is charged in full before its first step; a round that is killed, fails or
-is tried again gets nothing back. Every change is on the disk (write-ahead log, ``synchronous=FULL``) before the call
-returns. Several processes can use one ledger: each change reads all rows, decides and writes under one lock, so that
-two processes cannot both spend the last of a budget.
+is tried again gets nothing back. A run can reserve its rounds beforehand, so that no other run spends what they will
+cost (:mod:`securefda.privacy.reservations`).
+
+Every change is on the disk (write-ahead log, ``synchronous=FULL``) before the call returns. Several processes can use
+one ledger: each change reads all rows, decides and writes under one lock, so that two processes cannot both spend, or
+reserve, the last of a budget.
 
 A ledger in doubt refuses every charge. It is in doubt if it was changed, shortened, copied, restored from an older
 state, or belongs to other data. The chain of rows and the markers beside the file
@@ -24,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from securefda.disk import await_descriptors
-from securefda.errors import OWNERS_ALONE, BudgetExhausted, ConfigError, TrainingError
+from securefda.errors import OWNERS_ALONE, BudgetExhausted, BudgetReserved, ConfigError, TrainingError
 from securefda.formats import LEDGER
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import Budget, DpEvent, delta_warning
@@ -51,6 +54,14 @@ from securefda.privacy.ledger_storage import (
     number_of,
     read_chain,
     statement,
+)
+from securefda.privacy.planning import repeated
+from securefda.privacy.reservations import (
+    RunReservation,
+    fields_of,
+    missing_rounds,
+    require_unreserved,
+    reservations,
 )
 from securefda.text import counted
 
@@ -160,15 +171,20 @@ class Ledger:
             now: Unix time in seconds.
 
         Raises:
-            BudgetExhausted: the round would exceed the budget; nothing was charged.
+            BudgetExhausted: the round would exceed the budget, or what other runs left of it; nothing was charged.
         """
         # First without the lock: this takes seconds, and other processes should not wait. It fills a cache.
         _before_and_after(self.events(), event, budget)
         with self._changing() as state:
             state.check(self._data, now)
-            before, after = _before_and_after(charged(state.rows), event, budget)
+            past, of = charged(state.rows), f"round {event.round} of run {event.run_id}"
+            before, after = _before_and_after(past, event, budget)
             if after > budget.epsilon:
-                raise self._exhausted(f"round {event.round} of run {event.run_id}", budget, before, after)
+                raise self._exhausted(of, budget, before, after)
+            held = reservations(state.rows, now)
+            own = held.get(event.run_id)
+            if own is None or not own.pays_for(event):  # else it is in what was reserved
+                require_unreserved(past, held, [event], budget, what=self._what(of, budget), needs="the round")
             paid = {
                 "accountant": budget.accountant,
                 "delta": repr(float(budget.delta)),
@@ -184,6 +200,70 @@ class Ledger:
         before, after = _before_and_after(self.events(), event, budget)
         if after > budget.epsilon:
             raise self._exhausted("the next round", budget, before, after)
+
+    def reserve_run(
+        self, event: DpEvent, rounds: int, budget: Budget, *, now: int, expires: int, alone: bool = False
+    ) -> RunReservation | None:
+        """Reserve the rounds of a run that are still to come; nothing is charged.
+
+        A run that has a reservation keeps it, with its day, unless its rounds cost something else by now.
+
+        Args:
+            event: a round of the run; all cost the same.
+            rounds: of the whole run. Those that the budget does not pay for beside what is spent are not reserved.
+            budget: the present budget of the policy.
+            now: Unix time in seconds.
+            expires: from this Unix time on a new reservation does not count.
+            alone: the site takes part in one run at a time, so this run ends the reservations of all others.
+
+        Returns:
+            What is newly reserved; None if the run keeps what it has, or there is nothing to reserve.
+
+        Raises:
+            BudgetReserved: the rounds do not fit beside what other runs have reserved; nothing was written.
+        """
+        rows = self.rows()  # as in `reserve`
+        self._plan(rows, event, rounds, budget, now, alone=alone)
+        with self._changing() as state:
+            state.check(self._data, now)
+            own = reservations(state.rows, now).get(event.run_id)
+            if own is not None and own.pays_for(event):
+                return None
+            wanted = self._plan(state.rows, event, rounds, budget, now, alone=alone)
+            if not wanted:
+                return None
+            expires = expires if own is None else own.expires
+            state.append("run-reserved", now, fields_of(event, wanted, expires, alone=alone))
+        return RunReservation(state.head.count, event, wanted, wanted, now, expires)
+
+    def _plan(self, rows: Sequence[Row], event: DpEvent, rounds: int, budget: Budget, now: int, *, alone: bool) -> int:
+        """How many rounds :meth:`reserve_run` has to reserve. Raises BudgetReserved."""
+        wanted = missing_rounds(rows, event, rounds, budget)
+        held = {} if alone else {run: one for run, one in reservations(rows, now).items() if run != event.run_id}
+        what = self._what(f"run {event.run_id}", budget)
+        needs = f"its {counted(wanted, 'round')}"
+        past, planned = charged(rows), repeated(event, wanted)
+        require_unreserved(past, held, planned, budget, what=what, needs=needs, error=BudgetReserved)
+        return wanted
+
+    def release_run(self, run: str, why: str, *, now: int) -> RunReservation | None:
+        """End a run's reservation; returns it as it was, or None if the run has none that counts.
+
+        Args:
+            run: its id.
+            why: one word: ``ended``, or ``by-hand``.
+            now: Unix time in seconds.
+        """
+        with self._changing() as state:
+            state.check(self._data, now)
+            own = reservations(state.rows, now).get(run)
+            if own is not None:
+                state.append("run-released", now, {"run": run, "why": why})
+        return own
+
+    def reservations(self, now: int) -> tuple[RunReservation, ...]:
+        """The reservations that count at a Unix time in seconds."""
+        return tuple(reservations(self.rows(), now).values())
 
     def commit(self, reservation: Reservation, *, steps: int, now: int) -> Head:
         """Record that a round is over. Its charge stays, even if it took fewer steps.
@@ -298,12 +378,15 @@ class Ledger:
         return state.head
 
     def _exhausted(self, of: str, budget: Budget, before: float, after: float) -> BudgetExhausted:
-        what = f"privacy budget of data set {self._data.name}, {of}, at delta {budget.delta:g} by {budget.accountant}"
         hint = (
             "stop here, raise the budget (a source: dp.target-epsilon in its signed policy), or train on other rows; "
             "rounds with more noise or fewer steps cost less: securefda budget plan"
         )
-        return BudgetExhausted(before, budget.epsilon, max(0.0, after - before), what=what, hint=hint)
+        cost = max(0.0, after - before)
+        return BudgetExhausted(before, budget.epsilon, cost, what=self._what(of, budget), hint=hint)
+
+    def _what(self, of: str, budget: Budget) -> str:
+        return f"privacy budget of data set {self._data.name}, {of}, at delta {budget.delta:g} by {budget.accountant}"
 
     @contextmanager
     def _changing(self, *, overrule: bool = False) -> Iterator[LedgerState]:

@@ -32,11 +32,12 @@ from typing import Any, Final, Literal
 
 from securefda.disk import LINKED, LINKED_HINT, file_number, is_linked, open_patiently, sync_folder
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
+from securefda.formats import LEDGER
 from securefda.parse import json_value
 from securefda.privacy.dp_events import DpEvent, require
 from securefda.text import counted
 
-Kind = Literal["opened", "reserved", "committed", "charged", "accepted", "reset"]
+Kind = Literal["opened", "reserved", "committed", "charged", "accepted", "reset", "run-reserved", "run-released"]
 _BOUND = frozenset({"site", "data", "fingerprint", "samples", "file"})
 _SIGNED = _BOUND | {"reason", "doubt", "signature"}
 _FIELDS: Final[Mapping[str, frozenset[str]]] = {
@@ -46,6 +47,8 @@ _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "charged": frozenset({"of", "why", "event"}),
     "accepted": _SIGNED,
     "reset": _SIGNED,
+    "run-reserved": frozenset({"event", "rounds", "expires", "alone"}),
+    "run-released": frozenset({"run", "why"}),
 }
 _LABEL = b"securefda/1/dp-ledger\0"
 _SIGNED_LABEL = b"securefda/1/dp-ledger-statement\0"
@@ -140,6 +143,11 @@ class Row:
     def event(self) -> DpEvent | None:
         """The round that the row charges, None where it charges none."""
         return _parse_event(self.fields["event"]) if self.kind in {"reserved", "charged"} else None
+
+    @property
+    def planned(self) -> DpEvent | None:
+        """The round for which a run reserves several like it, None in a row of another kind."""
+        return _parse_event(self.fields["event"]) if self.kind == "run-reserved" else None
 
     @property
     def is_statement(self) -> bool:
@@ -245,7 +253,9 @@ def _parse_row(number: int, body: str, digest: bytes) -> Row:
         if fields.keys() != _FIELDS[kind] or type(time) is not int:
             raise ValueError(f"is not what a row of kind {kind!r} holds")
         row = Row(number, kind, time, fields, digest)
-        _ = row.event
+        _ = row.event, row.planned
+        if any(type(fields[key]) is not int for key in ("rounds", "expires", "alone") if key in fields):
+            raise ValueError("has no whole number where there must be one")
     except (ValueError, KeyError, TypeError, AttributeError, SecureFdaError) as error:
         raise ValueError(f"row {number} was written by another release, or by another hand") from error
     return row
@@ -333,10 +343,15 @@ class LedgerState:
         return row
 
     def append(self, kind: Kind, now: int, fields: Mapping[str, Any], *, keep_time: bool = False) -> None:
-        """Add a row; its time is never before the last row's, unless the site signs for it."""
+        """Add a row; its time is never before the last row's, unless the site signs for it.
+
+        A ledger of format 1 becomes one of the present format with its first reservation, which format 1 does not have.
+        """
         last = self.rows[-1].time if self.rows else now
         body, self.head = chained(kind, now if keep_time else max(now, last), fields, self.head)
         self._database.execute("INSERT INTO rows VALUES (?, ?, ?)", (self.head.count, body, self.head.digest))
+        if kind == "run-reserved":
+            self._database.execute(f"PRAGMA user_version = {LEDGER.number}")
 
 
 def bound_to(data: DataSet, number: str) -> dict[str, Any]:

@@ -247,7 +247,7 @@ def plan_epsilon(
     """
     round_event = event_of(schedule, noise_multiplier)
     curve = tuple(
-        epsilon([*past, *_rounds(round_event, number)], delta, accountant) for number in range(schedule.rounds + 1)
+        epsilon([*past, *repeated(round_event, number)], delta, accountant) for number in range(schedule.rounds + 1)
     )
     warning = delta_warning(delta, schedule.samples)
     warnings = () if warning is None else (warning,)
@@ -281,17 +281,22 @@ def plan_noise(schedule: Schedule, budget: Budget, *, past: Sequence[DpEvent] = 
 
 def rounds_within(schedule: Schedule, noise_multiplier: float, budget: Budget, *, past: Sequence[DpEvent] = ()) -> int:
     """Return how many of ``schedule``'s rounds the budget pays for, 0 to ``schedule.rounds``. Raises ConfigError."""
-    event = event_of(schedule, noise_multiplier)
-    low, high = 0, schedule.rounds + 1  # low is paid for, high is not
+    return rounds_paid(event_of(schedule, noise_multiplier), schedule.rounds, budget, past=past)
+
+
+def rounds_paid(event: DpEvent, rounds: int, budget: Budget, *, past: Sequence[DpEvent] = ()) -> int:
+    """Return how many rounds like ``event`` the budget pays for beside ``past``, 0 to ``rounds``."""
+    low, high = 0, min(rounds, _MOST_STEPS // event.steps) + 1  # low is paid for, high is not
+    middle = high - 1  # most plans fit, and PRV takes seconds
     while high - low > 1:
-        middle = (low + high) // 2
-        cost = epsilon([*past, *_rounds(event, middle)], budget.delta, budget.accountant)
+        cost = epsilon([*past, *repeated(event, middle)], budget.delta, budget.accountant)
         low, high = (middle, high) if cost <= budget.epsilon else (low, middle)
+        middle = (low + high) // 2
     return low
 
 
 def _fits(schedule: Schedule, units: int, budget: Budget, past: Sequence[DpEvent], accountant: str) -> bool:
-    events = [*past, *_rounds(event_of(schedule, _noise(units)), schedule.rounds)]
+    events = [*past, *repeated(event_of(schedule, _noise(units)), schedule.rounds)]
     return epsilon(events, budget.delta, accountant) <= budget.epsilon
 
 
@@ -325,5 +330,6 @@ def event_of(schedule: Schedule, noise_multiplier: float) -> DpEvent:
     return DpEvent("plan", 1, 0, noise_multiplier, schedule.sampling_rate, schedule.steps_per_round, 1.0)
 
 
-def _rounds(event: DpEvent, number: int) -> list[DpEvent]:
+def repeated(event: DpEvent, number: int) -> list[DpEvent]:
+    """So many rounds like ``event``, as one event; none for 0."""
     return [replace(event, steps=event.steps * number)] if number else []

@@ -23,6 +23,7 @@ from securefda.privacy.planning import (
     rounds_within,
     schedule_of,
 )
+from securefda.privacy.reservations import RunReservation, events_of, reservations
 from securefda.protocol.roster import Roster
 from securefda.settings import read_toml
 from securefda.site.config import (
@@ -36,6 +37,7 @@ from securefda.site.config import (
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import charges_for, check_statements, data_set_of, ledger_file, require_no_ledger_at
+from securefda.text import counted
 
 if TYPE_CHECKING:
     from securefda.tasks import Rows
@@ -211,6 +213,7 @@ class BudgetStatus:
         spent: epsilon of all that counts.
         ahead: None where the site's settings train without noise.
         warnings: lines for the user.
+        reserved: by runs, as it counts now.
     """
 
     site: BudgetSite
@@ -219,6 +222,13 @@ class BudgetStatus:
     spent: float
     ahead: NextRound | None
     warnings: tuple[str, ...]
+    reserved: tuple[RunReservation, ...]
+
+    @property
+    def free(self) -> float:
+        """The epsilon that is neither spent nor reserved, at least 0."""
+        promised = [*charged(self.rows), *events_of(self.reserved)]
+        return max(0.0, self.budget.epsilon - epsilon(promised, self.budget.delta, self.budget.accountant))
 
     @property
     def left(self) -> float:
@@ -278,7 +288,25 @@ def budget_status(site: BudgetSite, budget: Budget, now: int) -> BudgetStatus:
         warnings.append(line)
     if last_reset(rows):
         warnings.append("rows that trained before the last reset have lost the protection that this epsilon states")
-    return BudgetStatus(site, budget, rows, spent, ahead, tuple(warnings))
+    reserved = tuple(reservations(rows, now).values())
+    return BudgetStatus(site, budget, rows, spent, ahead, tuple(warnings), reserved)
+
+
+def require_reservation(site: BudgetSite, run: str, now: int) -> RunReservation:
+    """Return the reservation of the run whose id begins with ``run``.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+        LedgerError: the ledger is missing, cannot be read, or is in doubt.
+    """
+    reserved = site.ledger.reservations(now)
+    found = [one for one in reserved if run and one.run.startswith(run)]
+    if len(found) == 1:
+        return found[0]
+    runs = ", ".join(one.run[:12] for one in reserved)
+    why = f"{counted(len(found), 'run')} with a reservation begin so" if found else f"no run {run} has a reservation"
+    hint = f"runs with one: {runs}" if runs else "no run has one: there is nothing to release"
+    raise ConfigError("--run", why, hint=hint)
 
 
 def charges_of(rows: Sequence[Row], budget: Budget) -> list[Charge]:

@@ -25,6 +25,7 @@ from securefda.privacy.ledger_storage import (
     LACKS,
     DataSet,
     Head,
+    Kind,
     LedgerError,
     Recorded,
     Row,
@@ -33,6 +34,7 @@ from securefda.privacy.ledger_storage import (
     last_reset,
     ledgers_of,
 )
+from securefda.privacy.reservations import DAY_S, RunReservation
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.rules import Rule
 from securefda.site.kit import LOCAL
@@ -196,8 +198,26 @@ def check_statements(ledger: Ledger, public_key: bytes) -> tuple[int, ...]:
     return ledger.check_signatures(lambda said, signature: signature_is_valid(public_key, STATEMENT, said, signature))
 
 
-def _no_log(event: DpEvent, reservation: Reservation) -> None:
-    """Ignore a charge: the default for sites without a log."""
+def _no_log(*_: object) -> None:
+    """Ignore a charge or a reservation: the default for sites without a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserving:
+    """How the runs of a site reserve what their rounds will cost.
+
+    Attributes:
+        days: how long a reservation counts; 0 for none.
+        one_run: whether the site takes part in one run at a time, so that a new run ends the reservations of others.
+        on_change: hears of each reservation, and of each one that is released, with the kind of its row.
+    """
+
+    days: int = 0
+    one_run: bool = False
+    on_change: Callable[[Kind, RunReservation], None] = _no_log
+
+
+_RESERVES_NOTHING = Reserving()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +228,7 @@ class PrivacyAccount:
         ledger: of the rows.
         data: the rows, as the ledger knows them.
         budget: what the site's policy lets them cost over all rounds and runs.
+        reserving: how its runs reserve what they will cost.
         public_key: the site's, raw, 32 bytes: of the one who may accept or reset the ledger.
         unix_time: seconds.
         on_charge: hears of each charge, before the round trains.
@@ -219,6 +240,7 @@ class PrivacyAccount:
     public_key: bytes
     unix_time: Callable[[], float] = field(default=time.time, repr=False)
     on_charge: Callable[[DpEvent, Reservation], None] = field(default=_no_log, repr=False)
+    reserving: Reserving = field(default=_RESERVES_NOTHING, repr=False)
 
     def require(self, event: DpEvent) -> None:
         """Check before anything is promised that the budget pays for one round like ``event``.
@@ -230,6 +252,24 @@ class PrivacyAccount:
         """
         check_statements(self.ledger, self.public_key)
         self.ledger.require(event, self.budget)
+
+    def reserve_run(self, event: DpEvent, rounds: int) -> None:
+        """Reserve a run's rounds. Raises what :meth:`securefda.privacy.ledger.Ledger.reserve_run` does."""
+        reserving = self.reserving
+        if not reserving.days:
+            return
+        check_statements(self.ledger, self.public_key)
+        now = int(self.unix_time())
+        expires = now + DAY_S * reserving.days
+        made = self.ledger.reserve_run(event, rounds, self.budget, now=now, expires=expires, alone=reserving.one_run)
+        if made is not None:
+            reserving.on_change("run-reserved", made)
+
+    def release_run(self, run: str) -> None:
+        """Free what a run that has ended did not use. Raises LedgerError, ConfigError."""
+        released = self.ledger.release_run(run, "ended", now=int(self.unix_time()))
+        if released is not None:
+            self.reserving.on_change("run-released", released)
 
     def reserve(self, event: DpEvent) -> Reservation:
         """Charge a round before it trains. Raises what :meth:`securefda.privacy.ledger.Ledger.reserve` does.

@@ -150,6 +150,20 @@ class PrivateTrainer(SiteTrainer):
         steps = schedule_of(self.settings, self.samples).steps_per_round
         return PlannedRound(self.samples, steps, self.settings.with_learning_rate_factor(factor).learning_rate)
 
+    def reserve_run(self, run_id: str, rounds: int, *, moments: bool) -> None:
+        """Reserve what the rounds of a run cost.
+
+        Raises:
+            BudgetReserved: they do not fit beside what other runs have reserved.
+            LedgerError, ConfigError: the ledger is missing, cannot be written, or is in doubt.
+        """
+        event = self.release_of_moments(run_id, 1, 0, 1.0) if moments else self.event(run_id, 1, 0)
+        self.account.reserve_run(event, rounds)
+
+    def release_run(self, run_id: str) -> None:
+        """Free what a run that has ended did not use. Raises LedgerError, ConfigError."""
+        self.account.release_run(run_id)
+
     def train(
         self,
         received: Vector,

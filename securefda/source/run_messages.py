@@ -17,6 +17,7 @@ from securefda.protocol.messages import (
     Signed,
 )
 from securefda.protocol.transcript import joining_digest
+from securefda.rules import Rule
 from securefda.site.policy.verdict import check_schedule
 from securefda.source.model_bound import Missed, TakenResult, check_missed
 from securefda.source.source_site import SourceSite
@@ -97,7 +98,14 @@ class RunMessages:
     def take_schedule(self, message: Signed[Schedule]) -> None:
         """Refuse a run whose headers this site's policy will not accept, before any training.
 
-        There is one schedule after a join. A second one would probe the policy again.
+        There is one schedule after a join. A second one would probe the policy again. What the run's rounds cost of the
+        privacy budget is reserved.
+
+        Raises:
+            PolicyRefusal: this site's policy forbids the run.
+            BudgetReserved: its rounds do not fit beside what other runs have reserved.
+            LedgerError, ConfigError, AuditError: the ledger or the log cannot be used.
+            FaultyAggregatorError: it is of another run, or a second one.
         """
         self._site.require_from_target(message, session_id=NO_SESSION, context=NO_CONTEXT)
         if not self._schedule_due:
@@ -106,6 +114,9 @@ class RunMessages:
             raise FaultyAggregatorError("SCHEDULE_RUN", "not the run that the connection was opened for")
         self._schedule_due = False
         check_schedule(self._site.policy, message.body, with_noise=self._site.with_noise)
+        schedule = message.body
+        moments = all(terms.rule == Rule.ANALYTIC.value for terms in schedule.rules)
+        self._site.trainer.reserve_run(schedule.run_id.hex(), schedule.rounds, moments=moments)
 
     def take_log(self, message: Signed[Checkpoint | Cosigned]) -> list[Parcel]:
         """Take the aggregator's checkpoint, cosign it and show this site's own; or take its cosignature of ours."""

@@ -17,6 +17,7 @@ from securefda.audit.journal import site_ids
 from securefda.audit.log_files import AuditError
 from securefda.errors import (
     BudgetExhausted,
+    BudgetReserved,
     ConfigError,
     FaultyAggregatorError,
     PolicyRefusal,
@@ -113,6 +114,8 @@ class Unable:
     @property
     def key(self) -> str:
         """The key that the refusal gives to the aggregator."""
+        if isinstance(self.error, BudgetReserved):
+            return "dp.reserve-days"
         if isinstance(self.error, BudgetExhausted):
             return "dp.target-epsilon"
         if isinstance(self.error, TrainingDiverged):
@@ -335,6 +338,10 @@ class SourceRun:
         self.forget()
         self.standing.goodbye = goodbye
         if goodbye.completed:
+            try:  # before the run is closed: a process that is killed in between does both again
+                self._site.trainer.release_run(self._site.witness.journal.run)
+            except SecureFdaError as error:  # the model is kept all the same
+                self.standing.failure = error
             try:
                 self._complete(goodbye, parcel)
             except FaultyAggregatorError as error:

@@ -31,6 +31,7 @@ from securefda.site.policy import (
     default_policy_text,
     require_satisfiable,
 )
+from securefda.site.privacy_account import Reserving
 from securefda.source.source_store import SourceStore
 from securefda.training import SecretSeed, Vector
 from securefda.training.seeds import encode_parts
@@ -171,7 +172,9 @@ def source_site(
     policy_text = default_policy_text(site_id, policy).encode() if policy_file is None else policy_file
     info = run_info(config.task.factory, "the-headers", policy_text)
     witness = witness_of(logs_folder(config.source.kit.resolve()), member, store, info)
-    budget, on_charge = policy.dp.budget, witness.journal.charged
+    journal = witness.journal
+    # Where one run a day may begin, the site has one process: a run that it joins now is the only one that goes on.
+    reserving = Reserving(policy.dp.reserve_days, policy.release.max_runs <= 1, journal.reserved)
     trainer, notes = trainer_at(
         config.source,
         config.training,
@@ -179,8 +182,9 @@ def source_site(
         task,
         data,
         secret=None if secret is None else secret.of("folder", store.file_id),
-        budget=budget,
-        on_charge=on_charge,
+        budget=policy.dp.budget,
+        on_charge=journal.charged,
+        reserving=reserving,
         memory=store,
         team=team,
         least_rows=policy.release.min_rows,

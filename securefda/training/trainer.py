@@ -72,6 +72,12 @@ class Trainer(Protocol):
     def charged_round(self, factor: float) -> PlannedRound | None:
         """Return the round that a ledger is charged for with this learning rate factor; None if nothing is charged."""
 
+    def reserve_run(self, run_id: str, rounds: int, *, moments: bool) -> None:
+        """Reserve what a run's rounds cost, if a ledger is charged; ``moments``: they release second moments alone."""
+
+    def release_run(self, run_id: str) -> None:
+        """Free what a run that has ended did not use of its reservation."""
+
     def train(
         self,
         received: Vector,
@@ -296,6 +302,12 @@ class SiteTrainer(SiteModel):
     def charged_round(self, factor: float) -> PlannedRound | None:  # noqa: ARG002 - nothing is charged
         """Return None: training without noise charges no ledger."""
         return None
+
+    def reserve_run(self, run_id: str, rounds: int, *, moments: bool) -> None:
+        """Reserve nothing, for the same reason."""
+
+    def release_run(self, run_id: str) -> None:
+        """Release nothing."""
 
     def step_variance(
         self, received: Vector, round_number: int, factor: float, kind: Variance, *, run_id: str = ""

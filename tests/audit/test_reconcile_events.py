@@ -200,6 +200,27 @@ def test_two_kills_in_two_runs_on_one_data_set_accuse_nobody(restarts: bool, kin
     assert any("may know nothing" in str(notice) for notice in found.notices) == restarts
 
 
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_row_with_which_the_run_reserved_its_budget_is_no_charge_of_another_run(noted: bool, tmp_path: Path) -> None:
+    class Reserved(Run):
+        factor = 2.0
+
+        def charge(self, site: str, number: int, attempt: int) -> None:
+            if number == 1 and noted:
+                self.event(site, "budget-reserved", rounds=2, expires=1_800_000_000)
+            super().charge(site, number, attempt)
+
+        def spent(self, site: str, number: int) -> dict[str, Any]:
+            spent = epsilon([DpEvent("-", 1, 0, NOISE, RATE, STEPS * number, 1.0)], DELTA, "rdp")
+            return {"ledger_rows": 1 + 2 * number, "epsilon": repr(spent * (self.factor if site == B else 1.0))}
+
+    found = read_together(Reserved(tmp_path).write())
+
+    # The log accounts for every row, so an epsilon above that of its charges is one that the ledger does not give.
+    assert {one.kind for one in found.findings} == ({"wrong-epsilon"} if noted else set())
+    assert any("may know nothing" in str(notice) for notice in found.notices) == (not noted)
+
+
 def test_a_ledger_that_was_there_before_may_state_more_and_not_less(tmp_path: Path) -> None:
     class Older(Run):
         factor = 1.0

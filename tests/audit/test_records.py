@@ -58,6 +58,8 @@ FACTS: dict[str, dict[str, Any]] = {
     "features-released": {"rows": 128, "width": 512, "features": "9a" * 32, "clip": "1.0", "noise": "0.5"},
     "model-kept": {"model": "78" * 32},
     "ledger-updated": {},
+    "budget-reserved": {"rounds": 6, "expires": 1_800_000_000},
+    "budget-released": {"rounds": 2, "expires": 1_800_000_000},
     "aborted": {"check": "SURVIVORS", "accused": ["site-b"]},
     "alarm": {"check": "CHECKPOINT_FORK", "accused": []},
     "checkpoint-signed": {"size": 9, "root": "56" * 32},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from budget_owner import ROUND, Owner, spent
 
 from securefda.cli import main
 from securefda.privacy.accountants import epsilon
-from securefda.privacy.dp_events import ASSUMPTIONS, GUARANTEE, TERMS, DpEvent
+from securefda.privacy.dp_events import ASSUMPTIONS, GUARANTEE, TERMS, Budget, DpEvent
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -184,3 +185,64 @@ def test_plan_of_a_site_takes_no_other_number_of_rows_and_names_options_only_whe
     for given, key in (([], "dp.target-epsilon"), (["--epsilon", "8"], "--epsilon")):
         code, err = owner.refused("plan", "--rounds", "10000", "--epochs", "9999", *given)
         assert (code, err.startswith(f"error: {key}: 8 cannot be kept over 10000 rounds")) == (4, True)
+
+
+def reserve(owner: Owner, run: str, rounds: int) -> None:
+    """Reserve rounds as the site's process does when it joins a run."""
+    now, event = int(time.time()), DpEvent(run, 1, 0, *ROUND, max_grad_norm=1.0)
+    owner.site.ledger.reserve_run(event, rounds, Budget(8.0, 1e-5), now=now, expires=now + 86_400)
+
+
+def test_show_lists_what_runs_have_reserved_and_what_is_left_beside_that(owner: Owner) -> None:
+    reserve(owner, "cafe" * 8, 3)
+    owner.train(1, run="cafe" * 8)
+
+    found = owner.data("show")
+
+    (held,) = found["reservations"]
+    assert (held["run"], held["rounds"], held["rounds_left"]) == ("cafe" * 8, 3, 2)
+    assert held["expires"] - held["made"] == 86_400
+    assert (found["spent"], found["free"]) == (spent(1), 8 - spent(3))
+    out = owner.run("show")[1]
+    assert "reserved by cafecafecafe 2 of 3 rounds, until " in out
+    assert "left beside that epsilon " in out
+
+
+def test_release_frees_a_run_by_the_beginning_of_its_id_and_keeps_what_was_charged(owner: Owner) -> None:
+    reserve(owner, "cafe" * 8, 3)
+    owner.train(1, run="cafe" * 8)
+
+    code, out, err = owner.run("release", "--run", "cafe")
+
+    assert (code, err) == (0, "")
+    assert f"released 2 rounds that run {'cafe' * 8} had reserved; what it was charged stays" in out
+    found = owner.data("show")
+    assert (found["reservations"], found["spent"], found["free"]) == ([], spent(1), 8 - spent(1))
+
+
+@pytest.mark.parametrize(
+    ("run", "line"),
+    [
+        ("feed", "error: --run: no run feed has a reservation"),
+        ("", "error: --run: no run has a reservation"),
+        ("caf", "error: --run: 2 runs with a reservation begin so"),
+    ],
+)
+def test_release_of_no_run_or_of_two_changes_nothing_and_names_those_that_have_one(
+    owner: Owner, run: str, line: str
+) -> None:
+    reserve(owner, "cafe" * 8, 1)
+    reserve(owner, "cafa" * 8, 1)
+
+    code, err = owner.refused("release", "--run", run)
+
+    assert code == 4
+    assert err.startswith(line)
+    assert "runs with one: cafecafecafe, cafacafacafa" in err
+
+
+def test_release_without_any_reservation_says_that_there_is_nothing(owner: Owner) -> None:
+    code, err = owner.refused("release", "--run", "cafe")
+
+    assert code == 4
+    assert "no run has one: there is nothing to release" in err

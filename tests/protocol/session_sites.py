@@ -128,6 +128,12 @@ class UnitTrainer:
     def charged_round(self, factor: float) -> None:
         """Nothing is charged."""
 
+    def reserve_run(self, run_id: str, rounds: int, *, moments: bool) -> None:
+        """Nothing is reserved."""
+
+    def release_run(self, run_id: str) -> None:
+        """Nothing was reserved."""
+
     def train(self, received: Any, round_number: int, factor: float, **_: Any) -> LocalResult:
         update = np.zeros(WIDTH, np.float32)
         update[place_of(round_number, self.index)] = 1

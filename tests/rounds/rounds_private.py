@@ -18,7 +18,7 @@ from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger import Ledger
 from securefda.protocol.secret import RandomBytes
 from securefda.site.policy import MetadataPolicy, SourcePolicy, WorkLimits
-from securefda.site.privacy_account import PrivacyAccount, data_set_of
+from securefda.site.privacy_account import PrivacyAccount, Reserving, data_set_of
 from securefda.site.private_trainer import PrivateTrainer
 from securefda.source.source_run import SourceRun
 from securefda.tasks import Samples, TaskSettings
@@ -53,6 +53,7 @@ class PrivateFederation(Federation):
         budgets: roster index -> what its rows may cost, where that is not nearly endless.
         repeats: every random byte of every site is the same in each federation of this kind.
         trainer: class of the trainers with noise.
+        reserving: roster index -> how a source's runs reserve what they will cost; without it nothing is reserved.
     """
 
     def __init__(
@@ -66,12 +67,13 @@ class PrivateFederation(Federation):
         budgets: dict[int, Budget] | None = None,
         repeats: bool = False,
         trainer: type[PrivateTrainer] = PrivateTrainer,
+        reserving: dict[int, Reserving] | None = None,
         **options: Any,
     ) -> None:
         self.private = frozenset(range(n + 1) if private is None else private)
         self.training = training or settings_with(NOISE)
         self.rows, self.budgets = rows or {}, budgets or {}
-        self.trainer_class = trainer
+        self.trainer_class, self.reserving = trainer, reserving or {}
         self.repeats = repeats
         self._streams: dict[object, RandomBytes] = {}
         self.log: list[UnderWay] = []
@@ -128,9 +130,13 @@ class PrivateFederation(Federation):
     def source(self, index: int, *, policy: SourcePolicy | None = None, **_: Any) -> SourceRun:
         permitted = policy or self.policy(index, metadata=ALL, limits=ANY_RATE)
         made = super().source(index, policy=permitted)
+        trainer = self.trainer_of(index)
+        if isinstance(trainer, PrivateTrainer) and index in self.reserving:
+            logged = replace(self.reserving[index], on_change=made._site.witness.journal.reserved)
+            trainer.account = replace(trainer.account, reserving=logged)
         site = replace(
             made._site,
-            trainer=self.trainer_of(index),
+            trainer=trainer,
             random_bytes=self.stream(index, "session"),
             with_noise=index in self.private,
         )

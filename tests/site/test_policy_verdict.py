@@ -237,7 +237,7 @@ CASES = [
 ]
 
 
-OF_THE_LEDGER = {"dp.unit", "dp.target-epsilon", "dp.target-delta", "dp.accountant"}
+OF_THE_LEDGER = {"dp.unit", "dp.target-epsilon", "dp.target-delta", "dp.accountant", "dp.reserve-days"}
 """What rounds may cost together is no matter of one header or one site's settings: ``dp.budget`` goes to the ledger."""
 
 OF_THE_RUN_BOOK = {"release.max-runs", "release.max-unfinished"}

@@ -315,7 +315,10 @@ class StepsTaken(Check):
 
 @dataclass(slots=True)
 class _Spent:
-    """A charge, whether something was released for it, and whether the process died before that."""
+    """A charge, whether something was released for it, and whether the process died before that.
+
+    ``reserved``: how many rows of the ledger are reservations that the run made since its last charge.
+    """
 
     mark: Mark
     round: int
@@ -323,6 +326,7 @@ class _Spent:
     dp: DpSpent
     has_released: bool = False
     was_killed: bool = False
+    reserved: int = 0
 
 
 class Spending(Check):
@@ -336,6 +340,7 @@ class Spending(Check):
         self._unknown: list[Notice] = []
         self._released: defaultdict[str, set[int]] = defaultdict(set)
         self._policy: dict[str, str] = {}
+        self._reserved: Counter[str] = Counter()
 
     def notices(self) -> Iterator[Notice]:
         """Yield notices of ledger rows from outside the log, releases without a charge, and exceeded limits."""
@@ -352,12 +357,14 @@ class Spending(Check):
                 yield Notice(f"epsilon {spent:.6g} is spent; its policy's limit is {limit:g}", party, care=True)
 
     def see(self, record: Record) -> None:
-        """Take a record. Only charges, policies, releases and restarts matter here."""
+        """Take a record. Only charges, reservations, policies, releases and restarts matter here."""
         entry, party = record.entry, record.party
         if entry.type == "ledger-updated" and entry.dp is not None:
-            spent = _Spent(Mark.of(record), entry.round, entry.attempt, entry.dp)
+            spent = _Spent(Mark.of(record), entry.round, entry.attempt, entry.dp, reserved=self._reserved.pop(party, 0))
             self._by_party.setdefault(party, []).append(spent)
             self.counts["ledger updates"] += 1
+        elif entry.type in ("budget-reserved", "budget-released"):
+            self._reserved[party] += 1
         elif entry.type == "policy-loaded":
             self._policy[party] = str(entry.facts["policy"])
         elif entry.disclosure is not None and entry.disclosure.what != "model":
@@ -399,7 +406,7 @@ class Spending(Check):
             else:
                 left_out += 1
             known = _FIRST_ROWS if place == 0 else _AFTER_A_KILL if updates[place - 1].was_killed else _MOST_ROWS
-            if exact and dp.ledger_rows - rows > known:
+            if exact and dp.ledger_rows - rows > known + update.reserved:
                 exact = False
                 what = (
                     f"its privacy ledger has rows of which this log may know nothing, before row {dp.ledger_rows}; "

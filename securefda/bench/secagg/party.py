@@ -99,6 +99,12 @@ class RandomTrainer:
         """Return None: no ledger is charged."""
         del factor
 
+    def reserve_run(self, run_id: str, rounds: int, *, moments: bool) -> None:
+        """Reserve nothing."""
+
+    def release_run(self, run_id: str) -> None:
+        """Release nothing."""
+
     def train(self, received: Vector, round_number: int, factor: float, **_: Any) -> LocalResult:
         """Return the update, at no cost."""
         del received, round_number, factor

@@ -37,12 +37,18 @@ def explain_budget(policy: SourcePolicy, site: str) -> tuple[str, ...]:
         moments = ", and adds noise to second moments" if Rule.ANALYTIC in policy.allowed_rules else ""
         bounded = f"{site} trains with noise (DP-SGD) or not at all{moments}, so all that leaves it is bounded: "
         bounded += _bound(policy)
-        return (bounded, _ledger(site), *_not_covered(policy, site), _measured(policy))
+        return (bounded, _ledger(policy, site), *_not_covered(policy, site), _measured(policy))
     bounded = (
         f"If its settings set training.dp.noise-multiplier, {site} trains with noise (DP-SGD). Such rounds are "
         f"bounded: {_bound(policy)}"
     )
-    return (_without_noise(policy, site), bounded, _ledger(site), *_not_covered(policy, site), _measured(policy))
+    return (
+        _without_noise(policy, site),
+        bounded,
+        _ledger(policy, site),
+        *_not_covered(policy, site),
+        _measured(policy),
+    )
 
 
 def _bound(policy: SourcePolicy) -> str:
@@ -67,11 +73,16 @@ def _odds(epsilon: float) -> str:
     )
 
 
-def _ledger(site: str) -> str:
+def _ledger(policy: SourcePolicy, site: str) -> str:
     return (
         f"The ledger at {site} counts the cost of each round before the round trains. It counts from its opening or "
         f"last reset. A reset needs a reason and {site}'s signature; what was spent before it comes on top. A round "
         "that would cost more than is left is not trained (exit code 11)."
+        + (
+            f" A run that {site} joins reserves its rounds for {counted(days, 'day')}: others cannot spend them."
+            if (days := policy.dp.reserve_days)
+            else ""
+        )
     )
 
 

@@ -273,6 +273,13 @@ class DpPolicy(Settings):
         "begins. Empty: no end.",
         hint="agree on a budget again: a later dp.expires in policy.toml, then securefda policy sign",
     )
+    reserve_days: Natural = key(
+        7,
+        "How many days a run's reservation of this budget counts. A run that this site joins reserves the rounds that "
+        "it plans, so that no other run on the same data set spends them; what a run leaves over is free at its end. "
+        "After these days its rounds compete with those of other runs. 0: nothing is reserved.",
+        hint="wait, release it (securefda budget release), or agree on a larger dp.target-epsilon",
+    )
 
     @property
     def budget(self) -> Budget:
