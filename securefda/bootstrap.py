@@ -40,6 +40,7 @@ from securefda.site.config import (
 )
 from securefda.site.config.sections import DEFAULT_DATA_SET, ProcessSection, TrainingSection
 from securefda.site.kit import Kit, naming
+from securefda.site.left import day_of
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import (
     PrivacyAccount,
@@ -121,12 +122,21 @@ def endpoint_of(kit: Kit, transport: TransportSection | None = None) -> Endpoint
 
 
 def source_of_pin(kit: Kit, pin: bytes) -> int | None:
-    """Return the roster index of the source with this TLS pin; None for an unknown one, and for the target itself."""
+    """Return the roster index of the source with this TLS pin.
+
+    None for an unknown one, for one that has left the federation, and for the target itself.
+    """
     try:
         entry = kit.roster.by_tls_pin(pin)
     except KeyError:
         return None
-    return entry.index if entry.role == "source" else None
+    return entry.index if entry.role == "source" and not entry.has_left(int(time.time())) else None
+
+
+def notes_of_left(roster: Roster) -> tuple[str, ...]:
+    """Return a line for the operator about each site that has left, by the certificates in the kit."""
+    left = [(entry.site_id, day_of(entry.left_at)) for entry in roster.entries if entry.left_at is not None]
+    return tuple(f"{site} left the federation on {day}: its keys are refused" for site, day in left)
 
 
 def witness_of(

@@ -67,6 +67,7 @@ from securefda.site.config.load import model_of, task_options
 from securefda.site.endpoints import Address, Endpoints, SiteSpec
 from securefda.site.enrolment import init_federation
 from securefda.site.kit import check_not_older, check_proposal, load_kit
+from securefda.site.left import LeavingCertificate
 from securefda.site.policy import load_policy
 from securefda.site.policy.schema import parse_policy
 from securefda.site.policy.signed import with_policy_text
@@ -355,6 +356,11 @@ READERS = {
     "site.request.SiteRequest.from_bytes": Quoted(
         lambda _, data: SiteRequest.from_bytes("request.json", data),
         b'{"request":@,"signing_proof":"","tls_proof":"","renewal_proof":""}',
+        inner=b'{"version":@}',
+    ),
+    "site.left.LeavingCertificate.from_bytes": Quoted(
+        lambda _, data: LeavingCertificate.from_bytes("leaving.json", data),
+        b'{"leaving":@,"signature":""}',
         inner=b'{"version":@}',
     ),
     "formats._of_json": Reader(lambda _, data: _of_json(data), b'{"version":@}', ValueError),

@@ -45,7 +45,7 @@ FILES = {
     "checkpoint": formats.LOG,
 }
 
-ELSEWHERE = (formats.REQUEST, formats.LOG_RECORD, formats.EVIDENCE, formats.RECEIPT)
+ELSEWHERE = (formats.REQUEST, formats.LEAVING, formats.LOG_RECORD, formats.EVIDENCE, formats.RECEIPT)
 """What no kit and no run folder holds under a name of its own."""
 
 

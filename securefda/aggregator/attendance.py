@@ -83,6 +83,8 @@ class Attendance:
         index, site = message.sender, self._site
         if index not in site.sources:
             fault: str | None = "not a source"
+        elif site.has_left(index):
+            fault = "it has left the federation and revoked its keys"
         elif not site.admits(index):
             fault = "by this clock its roster entry is not valid now"
         else:

@@ -19,7 +19,7 @@ from securefda.aggregator.run import AggregatorRun
 from securefda.aggregator.site import is_fixed, run_settings, summary_of, target_site
 from securefda.aggregator.store import AggregatorStore
 from securefda.audit.journal import MessageRecorder
-from securefda.bootstrap import Member, credentials_of, source_of_pin, transport_settings
+from securefda.bootstrap import Member, credentials_of, notes_of_left, source_of_pin, transport_settings
 from securefda.disk import read_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.machine import map_large_blocks, raise_descriptor_limit
@@ -80,7 +80,12 @@ def main(config: AggregatorConfig, reporter: Reporter) -> Summary:
         site = target_site(config, member, meter.counts, store, secret=secret)
         site.trainer.on_progress = partial(watch.steps, kit.site_id)
         watch.note(f"{kit.site_id} trains on {site.trains_on}")
-        for note in (*about_secret, *site.notes, *([TERMS] if config.training.with_noise else [])):
+        for note in (
+            *about_secret,
+            *notes_of_left(kit.roster),
+            *site.notes,
+            *([TERMS] if config.training.with_noise else []),
+        ):
             watch.note(note)
         run = AggregatorRun(site, settings, store, recording)
         origin = ModelOrigin(config.task.factory, run.run_id, site.trainer.architecture_digest)

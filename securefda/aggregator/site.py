@@ -107,6 +107,10 @@ class TargetSite:
         """Whether the roster lets this source take part now; else every source would refuse a header that names it."""
         return not self.roster.out_of_date((index,), int(self.unix_time()))
 
+    def has_left(self, index: int) -> bool:
+        """Whether this source has revoked its keys, by a certificate that the target holds."""
+        return bool(self.roster.left((index,), int(self.unix_time())))
+
     def name(self, index: int) -> str:
         """Site id of a roster index, or words for an index that the roster does not have."""
         entries = self.roster.entries

@@ -106,25 +106,47 @@ def start_source(
 def leave(
     kit: Kit,
     out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("leaving.html"),
+    certificate: Annotated[
+        Path | None,
+        typer.Option("--certificate", metavar="FILE", help="Revoke the kit's keys now, for good, by this signed file."),
+    ] = None,
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Write what a source has released so far, by run, and what stays with others: for a site that leaves.
 
     It verifies the site's logs and changes nothing. Stop the process, then have the authority revoke the site.
+
+    With --certificate the site leaves: no process starts with this kit any more, and sites that take the file refuse
+    its keys (securefda site left), before the authority has revoked it.
     """
     from securefda.disk import PUBLIC_MODE, require_new, write_file, writing_errors
     from securefda.pages.html import static_page
     from securefda.site.kit import POLICY_FILE, load_kit
+    from securefda.site.left import take
     from securefda.site.policy import load_policy
-    from securefda.source.leaving import leaving_page
+    from securefda.source.leaving import leaving_certificate, leaving_page
 
     require_new("--out", out)
+    if certificate is not None:
+        require_new("--certificate", certificate)
     own = load_kit(kit, now(), expected_role="source")
     found = leaving_page(own, load_policy(own.local / POLICY_FILE), now())
     page = static_page(found, f"{own.site_id}: what it has released", "securefda source leave", sheet=True)
+    signed = None if certificate is None else leaving_certificate(own, now())
     with writing_errors(out):
         write_file(out, page.encode("utf-8"), PUBLIC_MODE)
-    print_result(output, {"site": own.site_id, "file": str(out)}, f"{found.state.word}; the page is {out}")
+    lines = [f"{found.state.word}; the page is {out}"]
+    if certificate is not None and signed is not None:
+        with writing_errors(certificate):
+            write_file(certificate, signed.to_bytes(), PUBLIC_MODE)
+        take(own.local, own.roster, signed)
+        lines += [
+            f"the keys of {own.site_id} are revoked from {signed.day}: no process starts with this kit any more",
+            f"send {certificate} to the authority and to every site, which runs: "
+            f"securefda site left KIT {certificate.name}",
+        ]
+    data = {"site": own.site_id, "file": str(out), "certificate": str(certificate) if certificate else None}
+    print_result(output, data, "\n".join(lines))
 
 
 @source.command("follow", hidden=True)

@@ -115,6 +115,44 @@ def join(
     print_result(output, data, "\n".join(lines))
 
 
+@app.command("left")
+def left(
+    kit: Kit,
+    certificate: Annotated[Path, typer.Argument(metavar="CERTIFICATE", help="Of a site that leaves.")],
+    output: OutputFormat = Format.TXT,
+) -> None:
+    """Take the certificate of a site that leaves: a process that starts from now on refuses its keys.
+
+    The site is refused when it connects, and headers and new rosters that name it are. A run that is under way does not
+    notice before it is started again.
+    """
+    from securefda.disk import read_file
+    from securefda.site.left import MAX_CERTIFICATE_BYTES, LeavingCertificate, take
+    from securefda.site.package import load_public
+    from securefda.text import counted, printable
+
+    own = load_public(kit, now())
+    read = LeavingCertificate.from_bytes(str(certificate), read_file(certificate, limit=MAX_CERTIFICATE_BYTES).data)
+    file = take(own.local, own.roster, read)
+    runs = []
+    for one in read.runs:
+        spent = f", epsilon {one.epsilon} spent so far" if one.epsilon else ", without noise" if one.rounds else ""
+        runs.append(f"  run {one.run[:12]}: updates of {counted(one.rounds, 'round')}{spent}")
+    lines = [
+        f"{read.site_id} left federation {read.federation_id} on {read.day}: {own.site_id} refuses its keys",
+        *(["it states that this left it:", *map(printable, runs)] if runs else ["it states that nothing left it"]),
+        f"kept as {file}; start the process of this site again",
+    ]
+    data = {
+        "site": read.site_id,
+        "left_at": read.left_at,
+        "epoch": read.epoch,
+        "file": str(file),
+        "runs": [{"run": one.run, "rounds": one.rounds, "epsilon": one.epsilon or None} for one in read.runs],
+    }
+    print_result(output, data, "\n".join(lines))
+
+
 @app.command("show")
 def show(
     request: Annotated[Path, typer.Argument(metavar="REQUEST", help="A site's request.")],

@@ -12,7 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -78,6 +78,8 @@ class RosterEntry:
         tls_pin: SHA-256 of the SubjectPublicKeyInfo (DER) of the site's TLS certificate, 32 bytes.
         not_before: first second of validity, Unix time.
         not_after: last second of validity, Unix time.
+        left_at: from this Unix time on the site has revoked these keys, as a certificate says that the reader of the
+            roster holds; None without one. It is no part of the roster.
 
     Raises:
         ConfigError: a field is out of its range; the key names site and field.
@@ -91,6 +93,7 @@ class RosterEntry:
     tls_pin: bytes
     not_before: int
     not_after: int
+    left_at: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_name("roster.site_id", self.site_id)
@@ -107,7 +110,11 @@ class RosterEntry:
 
     def is_valid_at(self, unix_s: int) -> bool:
         """Tell whether the site may take part at this second of Unix time; both ends count."""
-        return self.not_before <= unix_s <= self.not_after
+        return self.not_before <= unix_s <= self.not_after and not self.has_left(unix_s)
+
+    def has_left(self, unix_s: int) -> bool:
+        """Tell whether the site has revoked these keys by this second of Unix time."""
+        return self.left_at is not None and self.left_at <= unix_s
 
     def _key(self, field: str) -> str:
         return f"roster.{self.site_id}.{field}"
@@ -231,6 +238,11 @@ class Roster:
         """
         entries = (self.by_index(index) for index in sorted(set(indices)))
         return tuple(entry.site_id for entry in entries if not entry.is_valid_at(unix_s))
+
+    def left(self, indices: Iterable[int], unix_s: int) -> tuple[str, ...]:
+        """Ids of those sites, by roster index, that have revoked their keys by this second of Unix time, likewise."""
+        entries = (self.by_index(index) for index in sorted(set(indices)))
+        return tuple(entry.site_id for entry in entries if entry.has_left(unix_s))
 
     def by_tls_pin(self, tls_pin: bytes) -> RosterEntry:
         """The site whose TLS key has this SHA-256 pin. Raises KeyError where none has."""

@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from securefda.site.certificates import (
     tls_pin,
 )
 from securefda.site.endpoints import Endpoints
+from securefda.site.left import require_still_member, require_without_left, taken, with_left
 from securefda.site.policy.schema import SourcePolicy, load_policy
 from securefda.site.policy.signed import SignedBy, load_signed_policy, read_signed_policy, read_with_people
 from securefda.site.training_secret import read_training_secret
@@ -312,8 +313,8 @@ def load_kit(
 
     Guarantees: one CA signed manifest, certificate and roster; every member signed the roster; both private keys
     are readable by their owner alone and are this site's, and so is the secret for training, once the site has made
-    one; nothing is expired at ``now``; the roster is not older than
-    one that the site has used. That the CA is the right one follows only if the kit came over a trusted way or
+    one; nothing is expired at ``now``; the roster is not older than one that the site has used, and says which sites
+    have left since. That the CA is the right one follows only if the kit came over a trusted way or
     ``expected_ca`` is given.
 
     Args:
@@ -331,6 +332,7 @@ def load_kit(
     require_startup(path)
     files = {name: read_file(folder / name, hint=_FETCH) for name in STARTUP_FILES}
     kit = open_kit(path, files, now, expected_ca=expected_ca)
+    kit = replace(kit, roster=with_left(kit.roster, taken(kit.local, kit.federation_id)))
     check_not_older(kit.local, kit.ca.fingerprint, kit.roster)
     read_training_secret(kit.local)
     if expected_site not in (None, kit.site_id):
@@ -348,7 +350,9 @@ def use_kit(kit: Kit) -> None:
 
     Raises:
         ConfigError: ``local/`` cannot be written, or an older memory in it forbids this roster.
+        CertificateError: this site has left the federation.
     """
+    require_still_member(kit.roster.by_id(kit.site_id))
     remember(kit.local, kit.ca.fingerprint, kit.roster)
 
 
@@ -518,8 +522,10 @@ def check_follows(local: Path, ca: CaCertificate, new: Roster, current: Roster |
         current: the roster of the kit, if it has one.
 
     Raises:
-        ConfigError: it does or is, or the roster that the site signed last cannot be read.
+        ConfigError: it does or is, it lists keys that a site has revoked by a certificate that this one has taken, or
+            the roster that the site signed last cannot be read.
     """
+    require_without_left(local, new)
     file, seen = local / SIGNED_ROSTER_FILE, [current] if current else []
     if file.exists():
         data = read_file(file).data

@@ -47,9 +47,11 @@ from securefda.site.kit import (
     load_kit,
     naming,
 )
+from securefda.site.left import require_still_member
 from securefda.site.policy import check_day, check_task, check_training, load_signed_policy, require_satisfiable
 from securefda.site.policy.verdict import plan_levels
 from securefda.site.route import HttpProxy, Route, open_tunnel, unused_proxies
+from securefda.text import names
 
 Config = AggregatorConfig | SourceConfig
 """Settings of a site's process."""
@@ -304,6 +306,7 @@ def preflight(
 
     try:
         kit = load_kit(path, now, expected_site=expected_site, expected_role=expected_role)
+        require_still_member(kit.roster.by_id(kit.site_id))
     except SecureFdaError as error:
         findings += _failed("kit", error)
         if not (path / STARTUP).is_dir():
@@ -312,7 +315,9 @@ def preflight(
             run("settings", probes.settings)
     else:
         roster = kit.roster
+        gone = roster.left(range(len(roster.entries)), int(now.timestamp()))
         line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
+        line += f", of which {names(gone)} left" if gone else ""
         findings += [Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")]
         line, is_soon = validity(kit.certificate_ends, now)
         findings += [Finding("certificate", *((Level.WARN, line, RENEW) if is_soon else (Level.OK, line)))]

@@ -19,6 +19,7 @@ from securefda.audit.verification import Question, check_logs, error_of
 from securefda.pages.parts import Cell, Facts, Line, Lines, Page, Section, State, Table, cell
 from securefda.site.dossier import Spent, guessed_right, spent_of
 from securefda.site.kit import Kit
+from securefda.site.left import Claim, LeavingCertificate
 from securefda.site.policy import SourcePolicy
 from securefda.text import bound_text, counted, names
 
@@ -86,6 +87,19 @@ def leaving_page(kit: Kit, policy: SourcePolicy, now: datetime) -> Page:
     return page_of_releases(
         releases_in(logs_folder(kit.root), kit.site_id), spent_of(kit.root, policy), kit=kit, policy=policy, now=now
     )
+
+
+def leaving_certificate(kit: Kit, now: datetime) -> LeavingCertificate:
+    """Return the certificate with which a source revokes its keys. Raises what :func:`releases_in` does."""
+    claims = [claim_of(release) for release in releases_in(logs_folder(kit.root), kit.site_id)]
+    return LeavingCertificate.make(kit.entry, kit.roster, kit.signing_key, now, claims)
+
+
+def claim_of(release: Release) -> Claim:
+    """Return what a certificate of leaving states of a run."""
+    epsilons = release.tables.epsilons
+    spent = bound_text(epsilons[-1].epsilon) if epsilons else ""
+    return Claim(release.run, len(release.rounds), spent, release.signed, release.root.hex())
 
 
 def page_of_releases(
@@ -177,6 +191,10 @@ def _others(kit: Kit, policy: SourcePolicy) -> Iterator[tuple[str, str]]:
 
 def _next(kit: Kit, policy: SourcePolicy) -> Iterator[str]:
     yield "Stop the process of this site. Nothing leaves after that."
+    yield (
+        "Revoke the keys: securefda source leave KIT --certificate FILE. Send the file to every other site and to the "
+        "authority. Sites that take it (securefda site left KIT FILE) refuse these keys when they start again."
+    )
     yield (
         f"Ask the authority to strike the site off the list (securefda federation revoke FOLDER {kit.site_id}). Its "
         "keys then open nothing at sites that have the new list."

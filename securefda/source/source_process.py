@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from securefda.audit.journal import MessageRecorder
-from securefda.bootstrap import Member, credentials_of, endpoint_of, transport_settings
+from securefda.bootstrap import Member, credentials_of, endpoint_of, notes_of_left, transport_settings
 from securefda.errors import ConfigError, FaultyAggregatorError, PolicyRefusal, SecureFdaError
 from securefda.machine import give_free_memory_back, map_large_blocks, raise_descriptor_limit
 from securefda.operations import SourceWatch, watch_source
@@ -114,7 +114,12 @@ def _take_part(
         watch.note(f"{site_id} trains on {site.trains_on}")
         if accept_run:
             watch.note("--accept-run: one run beyond release.max-runs may begin; rounds without a result are forgiven")
-        for note in (*about_secret, *site.notes, *([TERMS] if config.training.with_noise else [])):
+        for note in (
+            *about_secret,
+            *notes_of_left(kit.roster),
+            *site.notes,
+            *([TERMS] if config.training.with_noise else []),
+        ):
             watch.note(note)
         rounds = SourceRun(site, watch.rounds(shown))
         with closing(site.witness.journal) as journal:

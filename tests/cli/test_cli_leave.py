@@ -19,7 +19,7 @@ from securefda.site.dossier import Spent
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import SourcePolicy
 from securefda.site.policy.schema import Agreement
-from securefda.source.leaving import Release, page_of_releases, releases_in
+from securefda.source.leaving import Release, claim_of, page_of_releases, releases_in
 
 sys.path.append(str(Path(__file__).parents[1] / "audit"))
 
@@ -112,3 +112,71 @@ def test_logs_of_another_federation_in_the_kit_are_refused_and_no_page_is_writte
     out = tmp_path / "leaving.html"
     assert main(["source", "leave", str(kit.root), "--out", str(out)]) == ExitCode.AUDIT
     assert not out.exists()
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, " ".join(out.split()), err
+
+
+def test_a_site_revokes_its_keys_and_another_takes_the_certificate(
+    kit: Kit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, file, other = tmp_path / "leaving.html", tmp_path / "leaving.json", kit.root.parent / "hospital-b"
+    how = ("source", "leave", str(kit.root), "--out", str(page), "--certificate", str(file))
+
+    code, out, err = printed(capsys, *how)
+
+    assert (code, err) == (0, "")
+    assert "the keys of hospital-a are revoked from" in out
+    assert "which runs: securefda site left KIT leaving.json" in out
+    code, out, err = printed(capsys, "site", "left", str(other), str(file))
+    assert (code, err) == (0, "")
+    assert "hospital-a left federation three-hospitals on" in out
+    assert "it states that nothing left it" in out
+    settings = kit.local / "settings.toml"
+    code, _, err = printed(capsys, "source", "start", "--config", str(settings))
+    assert code == ExitCode.CERTIFICATE
+    assert err.startswith("error: hospital-a left the federation on")
+
+
+def test_neither_page_nor_certificate_replaces_a_file_and_then_nothing_is_revoked(
+    kit: Kit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, file = tmp_path / "leaving.html", tmp_path / "leaving.json"
+    file.write_text("mine")
+
+    code, out, err = printed(capsys, "source", "leave", str(kit.root), "--out", str(page), "--certificate", str(file))
+
+    assert (code, out) == (ExitCode.CONFIG, "")
+    assert err.startswith("error: --certificate: ")
+    assert (file.read_text(), page.exists(), (kit.local / "left").exists()) == ("mine", False, False)
+
+
+def test_a_file_that_is_no_certificate_is_refused_by_its_name(
+    kit: Kit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "leaving.json"
+    file.write_text("{}")
+
+    code, out, err = printed(capsys, "site", "left", str(kit.root), str(file))
+
+    assert (code, out) == (ExitCode.CONFIG, "")
+    assert err.startswith(f"error: {file}: is not a site's certificate of leaving")
+    assert not (kit.local / "left").exists()
+
+
+def test_the_certificate_states_what_left_by_run_as_the_logs_have_it(tmp_path: Path) -> None:
+    (release,) = released(Run(tmp_path / "noisy").write())
+
+    claim = claim_of(release)
+
+    assert (claim.run, claim.rounds, claim.records, claim.root) == (
+        release.run,
+        len(release.rounds),
+        release.signed,
+        release.root.hex(),
+    )
+    assert float(claim.epsilon) >= release.tables.epsilons[-1].epsilon

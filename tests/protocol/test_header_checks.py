@@ -27,6 +27,7 @@ from cohort import (
     signer,
 )
 
+from securefda.errors import FaultyAggregatorError
 from securefda.protocol.header_checks import (
     History,
     PastResult,
@@ -350,6 +351,15 @@ OUTSIDE: dict[str, Callable[[AnySigned], AnySigned]] = {
 def test_source_refuses_header(lie: HeaderLie) -> None:
     with refused_for(lie.check):
         check(over_the_wire(header(**lie.changes)), lie.history, lie.limits, roster=lie.roster, now=lie.now)
+
+
+def test_source_refuses_header_with_one_that_has_left_and_accuses_nobody() -> None:
+    left = roster_with(4, left_at=NOW)
+    with pytest.raises(FaultyAggregatorError) as refusal:
+        check(over_the_wire(header()), History(), limits_of(N), roster=left)
+    assert (refusal.value.check, refusal.value.blames) == ("HEADER_VALIDITY", False)
+    assert left.by_index(4).site_id in str(refusal.value)
+    check(over_the_wire(header()), History(), limits_of(N), roster=left, now=NOW - 1)
 
 
 @pytest.mark.parametrize("name", OUTSIDE)

@@ -145,3 +145,35 @@ def test_an_aggregator_that_asks_one_out_of_date_all_the_same_is_refused_by_the_
     federation.unix_s += 1
     assert answers_of(federation.sources[ME], header) == [Refusal("HEADER_VALIDITY")]
     assert site_id(OTHER) in str(federation.watch.alarms[ME][0])
+
+
+def left(index: int, unix_s: int = UNIX_S) -> Roster:
+    """The usual roster at a site that holds a certificate of leaving: its bytes are the same."""
+    entries = (replace(e, left_at=unix_s) if e.index == index else e for e in roster_of(N).entries)
+    return replace(roster_of(N), entries=tuple(entries))
+
+
+def test_a_target_that_holds_the_certificate_of_a_source_goes_on_without_it_and_names_it(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, N, rounds=1, roster=left(OTHER)).open().go()
+    assert federation.statuses == ["finished"]
+    assert participants(federation) == [(1, 2, 4)]
+    line = f"{site_id(OTHER)}: join refused (it has left the federation and revoked its keys)"
+    assert line in federation.watch.text
+
+
+def test_a_source_that_holds_it_refuses_each_header_that_names_the_other_and_accuses_nobody(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, N, rounds=1).open()
+    header = until(federation, ME, Header)
+    assert OTHER in header.message.body.participants
+
+    source = newer(federation, left(OTHER))
+
+    assert answers_of(source, header) == [Refusal("HEADER_VALIDITY")]
+    (alarm,) = federation.watch.alarms[ME]
+    assert f"{site_id(OTHER)} has left the federation and revoked its keys" in str(alarm)
+    assert not getattr(alarm, "blames", True)
+
+
+def test_it_holds_from_its_time_on_and_not_before(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, N, rounds=1, roster=left(OTHER, UNIX_S + 10_000)).open().go()
+    assert participants(federation) == [(1, 2, 3, 4)]

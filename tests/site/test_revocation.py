@@ -29,6 +29,7 @@ from securefda.rules import Rule, Strategy
 from securefda.site.endpoints import SiteSpec
 from securefda.site.enrolment import renew_site, revoke_site
 from securefda.site.kit import Kit, load_kit
+from securefda.site.left import LeavingCertificate, take
 from securefda.site.policy import default_policy
 from securefda.source.source_process import SourceDriver
 from securefda.source.source_run import SourceRun
@@ -166,6 +167,20 @@ def test_stolen_key_of_a_renewed_source_gets_no_connection_and_its_new_one_does(
     assert (run.error, watch.alarms) == (None, [])
     (line,) = watch.lines
     assert line["survivors"] == list(SOURCES)
+
+
+def test_source_that_left_gets_no_connection_before_there_is_a_new_roster(root: Path, tmp_path: Path) -> None:
+    leaver = kit_of(root, "basel")
+    certificate = LeavingCertificate.make(leaver.entry, leaver.roster, leaver.signing_key, datetime.now(UTC), ())
+    others = ("lyon", "berne", "bonn")
+    for site in ("geneva", *others):
+        take(root / site / "local", leaver.roster, certificate)
+    run, watch = asyncio.run(
+        one_round(kit_of(root, "geneva"), [kit_of(root, site) for site in others], [leaver], tmp_path)
+    )
+    assert (run.error, watch.alarms) == (None, [])
+    (line,) = watch.lines
+    assert (line["status"], line["survivors"]) == ("finished", list(others))
 
 
 def test_source_with_the_roster_of_before_is_connected_and_releases_nothing(root: Path, tmp_path: Path) -> None:
