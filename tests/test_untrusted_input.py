@@ -37,7 +37,6 @@ from securefda.aggregator.store import AggregatorStore
 from securefda.api.federation import Federation
 from securefda.audit.charges import logged_charges
 from securefda.audit.log_records import Record, RecordError
-from securefda.audit.receipt import FORMAT as RECEIPT
 from securefda.audit.receipt import Receipt, ReceiptError
 from securefda.audit.reconcile.evidence import FORMAT, Evidence, EvidenceError
 from securefda.bench.accuracy import suite_folder
@@ -387,7 +386,7 @@ READERS = {
         lambda _, data: Evidence.parse(data), b'{"format":"%s","claims":@}' % FORMAT.encode(), EvidenceError
     ),
     "audit.receipt.Receipt.parse": Reader(
-        lambda _, data: Receipt.parse(data), b'{"format":"%s","signatures":@}' % RECEIPT.encode(), ReceiptError
+        lambda _, data: Receipt.parse(data), b'{"format":"securefda-receipt/1","signatures":@}', ReceiptError
     ),
     "privacy.ledger_storage._parse_row": Reader(in_a_ledger, b'{"kind":"opened","time":1,"ledger":@}', LedgerError),
     "operations.run_folder._read_lines": Reader(

@@ -157,10 +157,9 @@ def test_a_reader_refuses_a_newer_format_with_the_same_line_and_leaves_the_file(
 
 
 def test_evidence_and_receipts_of_a_newer_format_are_told_in_the_same_words() -> None:
-    told = "it has format 9, and this release reads format 1"
-    with pytest.raises(EvidenceError, match=told):
+    with pytest.raises(EvidenceError, match="it has format 9, and this release reads format 1"):
         Evidence.parse(b'{"format":"securefda-evidence/9"}')
-    with pytest.raises(ReceiptError, match=told):
+    with pytest.raises(ReceiptError, match="it has format 9, and this release reads format 2"):
         Receipt.parse(b'{"format":"securefda-receipt/9"}')
 
 

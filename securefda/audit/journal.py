@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from securefda.audit.kept import MOST_KEPT_BYTES, NOT_KEPT, KeptMessages
+from securefda.audit.kept import MOST_KEPT_BYTES, KeptMessages, is_kept
 from securefda.audit.log import AuditLog
 from securefda.audit.log_files import AuditError, read, write
 from securefda.audit.log_records import Decision, Disclosure, DpSpent, Entry, RecordError
@@ -309,7 +309,7 @@ class MessageRecorder:
         self._unforced = self._unforced or (sent and (shows_more or isinstance(body, _RELEASES)))
         self._journal.append(entry, durable=self._unforced and not more)
         self._unforced = self._unforced and more
-        if message.type_name not in NOT_KEPT and entry.digest not in self._kept:
+        if is_kept(message.type_name, sent=sent) and entry.digest not in self._kept:
             self._keep(sent, peer, message, entry)
         self._then(direction, peer, message, wire_bytes, more=more)
 

@@ -32,11 +32,18 @@ MOST_KEPT_BYTES: Final = 8 * 1024 * 1024
 """Most bytes kept from one other site per attempt. An honest site among 1000 others sends less than a tenth of it."""
 MOST_DAMAGED: Final = 1000
 """Pieces of files that are no messages, after which an audit reads no more of them. Each could be of one byte."""
-NOT_KEPT: Final = frozenset({"ShareBundle", "ShareDelivery", "Unmask", "Neighbours", "NeighbourConsistency"})
-"""Message types that are not kept, though the log has their digests: those that hold shares, and those that repeat to
-each neighbour what others have signed."""
+NOT_KEPT: Final = frozenset({"ShareBundle", "ShareDelivery", "Unmask"})
+"""Message types that are not kept, though the log has their digests: they hold shares."""
+KEPT_BY_READER: Final = frozenset({"Neighbours", "NeighbourConsistency"})
+"""Message types that only their reader keeps, for its receipts: they repeat to each neighbour what others have signed.
+Logs of earlier releases lack them."""
 _LENGTH_BYTES = 4
 _NAME = re.compile(r"messages(?:-([0-9]{4,16}))?\.bin")
+
+
+def is_kept(kind: str, *, sent: bool) -> bool:
+    """Whether a site keeps a message of this type that it sent, or received."""
+    return kind not in NOT_KEPT and not (sent and kind in KEPT_BY_READER)
 
 
 class KeptMessages:

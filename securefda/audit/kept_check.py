@@ -21,7 +21,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from securefda.audit.kept import MOST_DAMAGED, MOST_KEPT_BYTES, NOT_KEPT, Piece, kept_files, read_pieces
+from securefda.audit.kept import KEPT_BY_READER, MOST_DAMAGED, MOST_KEPT_BYTES, Piece, is_kept, kept_files, read_pieces
 from securefda.audit.log_files import AuditError
 from securefda.audit.log_records import Entry, Record
 from securefda.audit.reading import DamagedLog, LogFolder
@@ -180,11 +180,11 @@ class _Log:
             self.sessions.add(entry.session)
         if entry.direction == "received":
             self._received[entry.peer] += entry.bytes
-        if entry.type in NOT_KEPT:
+        if not is_kept(entry.type, sent=entry.direction == "sent"):
             return
         copies = self._kept.by_digest.get(entry.digest)
         if copies is None:
-            if record.seq < self._judged:
+            if entry.type not in KEPT_BY_READER and record.seq < self._judged:
                 self.missing.setdefault(entry.digest, record)
             return
         self.places(entry.digest).append(record.seq)

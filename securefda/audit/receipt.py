@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from securefda.audit.kept import read_kept
+from securefda.audit.kept import KEPT_BY_READER, read_kept
 from securefda.audit.keys import Keys, keys_of
 from securefda.audit.log_files import AuditError
 from securefda.audit.log_records import Record
@@ -29,8 +29,9 @@ from securefda.protocol import messages as m
 from securefda.text import printable
 from securefda.transport import wire
 
-FORMAT: Final = f"securefda-receipt/{RECEIPT.number}"
 MAX_RECEIPT_BYTES: Final = 16 * 1024 * 1024
+_RING: Final = 2
+"""The format of a receipt of a session among neighbours; all others have format 1, as before there were these."""
 MOST_SIGNATURES: Final = 1100
 """More than a roster has sites."""
 
@@ -54,15 +55,16 @@ class Receipt:
 
     Attributes:
         header: the target's header of the round.
-        keys: its KeyList.
+        keys: its KeyList; its Roll in a session among neighbours.
         input: the source's MaskedInput.
         survivors: the target's list of the inputs in the sum.
-        signatures: survivors' signatures over that list.
+        signatures: survivors' signatures over that list; among neighbours those of sources that hold its shares.
         result: the target's Result.
         following: the next Header that continues it, or the Goodbye that leaves its model; empty if there is neither.
         checkpoint: of the source's log, with the signatures of the source and of the target.
         released: the record that the MaskedInput was sent.
         charged, before: the ledger's charge for this round, and the one before it in this log; None without one.
+        neighbours: the target's message with the nonces that the ring was drawn from; empty in a complete graph.
     """
 
     header: bytes
@@ -76,11 +78,13 @@ class Receipt:
     released: LoggedRecord
     charged: LoggedRecord | None
     before: LoggedRecord | None
+    neighbours: bytes = b""
 
     def to_bytes(self) -> bytes:
         """The file: ASCII JSON with sorted keys and without blanks, and a newline."""
-        values = {field.name: _written(getattr(self, field.name)) for field in fields(self)}
-        return canonical_json({"format": FORMAT, **values}) + b"\n"
+        number = _RING if self.neighbours else 1
+        values = {name: _written(getattr(self, name)) for name in _names(number)}
+        return canonical_json({"format": f"securefda-receipt/{number}", **values}) + b"\n"
 
     @classmethod
     def parse(cls, data: bytes) -> Receipt:
@@ -90,9 +94,8 @@ class Receipt:
         try:
             if why := RECEIPT.why_not_of(data):
                 raise ReceiptError(f"it {why}")
-            values = load_object(data, "format", *(field.name for field in fields(cls)))
-            if text(values.pop("format")) != FORMAT:
-                raise ReceiptError(f"it does not say that it is {FORMAT}")
+            values = load_object(data, "format", *_names(RECEIPT.find(data)))
+            del values["format"]
             receipt = cls(**{name: _read(name, value) for name, value in values.items()})
         except ReceiptError:
             raise
@@ -101,6 +104,11 @@ class Receipt:
         if receipt.to_bytes() != data:
             raise ReceiptError("it is not in its one form")
         return receipt
+
+
+def _names(number: int) -> list[str]:
+    """The fields of a receipt of this format."""
+    return [field.name for field in fields(Receipt) if number == _RING or field.name != "neighbours"]
 
 
 def _written(value: Any) -> object:
@@ -171,22 +179,20 @@ def _receipt(log: LogFolder, number: int, keys: Keys) -> Receipt:
     note, size = _cosigned(log, keys, 1 + max(sent.seq, 0 if charged is None else charged.seq))
     messages = [*_messages(log.folder)]
     session = _session(messages, sent)
-    result = session["Result"]
-    if "Roll" in session:
-        hint = 'rounds with session.graph = "complete" have receipts'
-        raise ConfigError(f"--round {number}", "a session among neighbours keeps too little for a receipt", hint=hint)
+    result, ring = session["Result"], "Roll" in session
     return Receipt(
         header=wire.encode_signed(session["Header"]),
-        keys=wire.encode_signed(session["KeyList"]),
+        keys=wire.encode_signed(session["Roll" if ring else "KeyList"]),
         input=wire.encode_signed(session["MaskedInput"]),
         survivors=wire.encode_signed(session["Survivors"]),
-        signatures=tuple(map(wire.encode_signed, session["Consistency"].body.signatures)),
+        signatures=tuple(map(wire.encode_signed, session[f"{'Neighbour' * ring}Consistency"].body.signatures)),
         result=wire.encode_signed(result),
         following=next((wire.encode_signed(one) for one in messages if _continues(one, result)), b""),
         checkpoint=note.to_bytes(),
         released=_proved(log, sent, size),
         charged=None if charged is None else _proved(log, charged, size),
         before=None if before is None else _proved(log, before, size),
+        neighbours=wire.encode_signed(session["Neighbours"]) if ring else b"",
     )
 
 
@@ -195,6 +201,8 @@ class _Session(dict[str, m.Signed[Any]]):
 
     def __missing__(self, name: str) -> m.Signed[Any]:
         hint = "a round without a result has no receipt; if evidence was lost, securefda audit verify says so"
+        if name in KEPT_BY_READER:
+            hint = "an earlier release, which kept none of these, wrote this log: its rounds have no receipts"
         raise ConfigError("LOG", f"the messages beside the log lack the {name} of this round", hint=hint)
 
 

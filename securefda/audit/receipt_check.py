@@ -23,7 +23,15 @@ from securefda.disk import read_file
 from securefda.errors import ExitCode, SecureFdaError
 from securefda.protocol import messages as m
 from securefda.protocol.roster import Roster
-from securefda.protocol.transcript import key_list_context, members_context, survivors_digest
+from securefda.protocol.transcript import (
+    drawn_ring,
+    key_list_context,
+    members_context,
+    nonce_fits,
+    ring_context,
+    roll_context,
+    survivors_digest,
+)
 from securefda.text import aligned, names
 from securefda.transport import wire
 
@@ -51,7 +59,8 @@ class Parts:
 
     roster: Roster
     header: m.Signed[m.Header]
-    keys: m.Signed[m.KeyList]
+    keys: m.Signed[m.KeyList] | m.Signed[m.Roll]
+    neighbours: m.Signed[m.Neighbours] | None
     input: m.Signed[m.MaskedInput]
     survivors: m.Signed[m.Survivors]
     signatures: tuple[m.Signed[m.SurvivorSignature], ...]
@@ -68,6 +77,11 @@ class Parts:
     def site(self) -> str:
         """The source whose receipt it is."""
         return self.roster.by_index(self.input.sender).site_id
+
+    @property
+    def nonces(self) -> Mapping[int, bytes]:
+        """What the ring was drawn from, by roster index; none in a complete graph."""
+        return {} if self.neighbours is None else self.neighbours.body.nonce_by_member()
 
     @property
     def members(self) -> Members:
@@ -87,7 +101,8 @@ def _parts(receipt: Receipt, roster: Roster) -> Parts:
         return Parts(
             roster=roster,
             header=_message(receipt.header, m.Header),
-            keys=_message(receipt.keys, m.KeyList),
+            keys=_message(receipt.keys, m.Roll) if receipt.neighbours else _message(receipt.keys, m.KeyList),
+            neighbours=_message(receipt.neighbours, m.Neighbours) if receipt.neighbours else None,
             input=_message(receipt.input, m.MaskedInput),
             survivors=_message(receipt.survivors, m.Survivors),
             signatures=tuple(_message(one, m.SurvivorSignature) for one in receipt.signatures),
@@ -122,7 +137,7 @@ def _signatures(parts: Parts) -> None:
         (one, target) for one in (parts.header, parts.keys, parts.survivors, parts.result)
     ]
     ofs += [(one, one.sender) for one in (parts.input, *parts.signatures)]
-    ofs += [(parts.following, target)] if parts.following is not None else []
+    ofs += [(one, target) for one in (parts.neighbours, parts.following) if one is not None]
     for message, sender in ofs:
         known = message.sender == sender < len(parts.roster.entries)
         signed = known and message.verify(parts.roster.by_index(sender).signing_key)
@@ -132,14 +147,28 @@ def _signatures(parts: Parts) -> None:
 def _session(parts: Parts) -> None:
     """Every message names the session and, by its context, the header, the keys and the members before it."""
     header, lists = parts.header, parts.survivors.body
-    ctx = header.digest()
-    ctx1 = key_list_context(ctx, parts.keys.body.advertisements)
+    ctx, ctx1 = header.digest(), _keys_context(parts)
     ctx2 = members_context(ctx1, {*(one.index for one in lists.survivors), *lists.dropped}, lists.reports_digest)
     bound: list[tuple[m.Signed[Any], bytes]] = [(parts.keys, ctx), (parts.result, ctx)]
+    if parts.neighbours is not None and isinstance(parts.keys.body, m.Roll):
+        bound.append((parts.neighbours, roll_context(ctx, parts.keys.body)))
     bound += [(one, ctx2) for one in (parts.input, parts.survivors, *parts.signatures)]
     for message, context in bound:
         same = (message.envelope.session_id, message.envelope.context) == (header.envelope.session_id, context)
         _require(same, f"the {message.type_name} is of another session, or of another view of it, than the header")
+
+
+def _keys_context(parts: Parts) -> bytes:
+    """ctx1, anew from the header and the key list, or from the header, the roll and the nonces."""
+    ctx, keys = parts.header.digest(), parts.keys.body
+    is_complete = parts.header.body.graph is None
+    _require(isinstance(keys, m.KeyList) == is_complete, "the keys are of another kind of session than the header")
+    if isinstance(keys, m.KeyList):
+        return key_list_context(ctx, keys.advertisements)
+    for member, nonce in parts.nonces.items():
+        fits = member in keys.members and nonce_fits(nonce, keys.commitment_of(member), owner=member, ctx=ctx)
+        _require(fits, f"the nonce of index {member} is not the one that the roll commits to")
+    return ring_context(roll_context(ctx, keys), parts.nonces)
 
 
 def _survivors(parts: Parts) -> None:
@@ -158,6 +187,11 @@ def _quorum(parts: Parts) -> None:
     signers = {one.sender for one in parts.signatures if one.body.survivors_digest == digest and one.sender in alive}
     needed, fault = parts.header.body.threshold, header_fault(_said(parts, parts.receipt.header))
     _require(not fault, f"the header has {fault}")
+    if (graph := parts.header.body.graph) is not None:  # of another part of the ring other lists may have been signed
+        _require(len(alive) >= needed, f"the list has {len(alive)} of the {needed} sources needed")
+        ring = drawn_ring(parts.header.body, _keys_context(parts), parts.nonces)
+        _require(alive <= ring.members, "a source on the list is not on the ring")
+        signers, needed = signers & ring.holders(parts.input.sender), graph.threshold
     _require(len(signers) >= needed, f"{len(signers)} of the {needed} sources needed signed this list of survivors")
 
 
@@ -292,6 +326,7 @@ def said_of_receipt(parts: Parts) -> Outcome:
         before = None if parts.before is None else facts_of_ledger(parts.before)
         ledger = {"before": before, "after": facts_of_ledger(parts.charged)}
     follows = {m.Header: "a later header", m.Goodbye: "the end of the run"}
+    is_ring = header.graph is not None
     data = {
         "site": parts.site,
         "federation": parts.roster.federation_id,
@@ -299,6 +334,7 @@ def said_of_receipt(parts: Parts) -> Outcome:
         "round": header.round,
         "visibility": at[parts.input.sender].label,
         "input": parts.input.body.digest.hex(),
+        "graph": "ring" if is_ring else "complete",
         "survivors": survivors,
         "signed_by": sorted({parts.roster.by_index(one.sender).site_id for one in parts.signatures}),
         "model": result.model_digest.hex(),
@@ -306,23 +342,29 @@ def said_of_receipt(parts: Parts) -> Outcome:
         "log": {"size": Checkpoint.parse(parts.note.text).size, "cosigned_by": parts.roster.target.site_id},
         "ledger": ledger,
     }
+    whom = f"the sources that hold shares of {parts.site}" if is_ring else "them"
     rows = [
         ("receipt of", f"{parts.site} in federation {parts.roster.federation_id}"),
         ("run, round", f"{header.run_id.hex()}, {header.round}"),
         ("masked input", f"SHA-256 {parts.input.body.digest.hex()}, at {at[parts.input.sender].label}"),
-        ("in the sum of", f"{names(survivors)}, a list signed by the target and {len(parts.signatures)} of them"),
+        ("in the sum of", f"{names(survivors)}, a list signed by the target and {len(parts.signatures)} of {whom}"),
         ("result", f"model with SHA-256 {result.model_digest.hex()}, signed by the target"),
         ("which continues", str(data["continued_by"] or "nothing that this receipt holds")),
         ("ledger before", _ledger_text(parts.before, "no charge before it in this run's log")),
         ("ledger after", _ledger_text(parts.charged, "no charge for this round: no noise is shown")),
     ]
-    return Outcome(data, f"{aligned(rows)}\n\n{_PROVES}")
+    return Outcome(data, f"{aligned(rows)}\n\n{_PROVES}{_OF_A_RING if is_ring else ''}")
 
 
 _PROVES: Final = (
     "Proved, if the roster is the federation's and each key is its site's alone: the target signed that this input was "
     "in the sum and that this model is the result, and enough sources signed the same list. Not proved: that the input "
     "was honest, or that the target computed the model from the sum."
+)
+
+_OF_A_RING: Final = (
+    " Among neighbours, sources far from this one may have signed another list: it is not proved that all who are "
+    "listed are in the sum."
 )
 
 

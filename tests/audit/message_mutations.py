@@ -12,7 +12,7 @@ from pathlib import Path
 
 from run_builder import RUN, TARGET, sign
 
-from securefda.audit.kept import NOT_KEPT, read_kept
+from securefda.audit.kept import is_kept, read_kept
 from securefda.audit.kept_check import KeptFinding
 from securefda.audit.reading import open_log
 from securefda.protocol import messages as m
@@ -40,7 +40,8 @@ class Kept:
     def __init__(self, log: Path) -> None:
         self.messages = list(read_kept(log))
         entries = [record for record in open_log(log).records() if record.entry.direction != "event"]
-        self.records = [record.seq for record in entries if record.entry.type not in NOT_KEPT]
+        kept = (one for one in entries if is_kept(one.entry.type, sent=one.entry.direction == "sent"))
+        self.records = [record.seq for record in kept]
         assert len(self.records) == len(self.messages)
 
     def file(self, messages: Sequence[bytes] | None = None) -> bytes:

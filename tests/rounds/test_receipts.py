@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,15 +12,24 @@ import pytest
 from rounds_federation import TARGET, AnySigned, Federation, is_header, roster_of, signer, site_id
 
 from securefda.audit import receipt_check
+from securefda.audit.kept import KEPT_BY_READER, read_kept
 from securefda.audit.log_records import DpSpent, Entry
 from securefda.audit.reading import find_logs, open_log
 from securefda.audit.receipt import LoggedRecord, Receipt, ReceiptError, write_receipt
 from securefda.audit.receipt_check import CHECKS, ReceiptRefused, check_receipt, verify_receipt
 from securefda.audit.signed_notes import Checkpoint, Note
+from securefda.audit.verification import Question, check_logs, error_of
 from securefda.audit.witness import Witness
 from securefda.errors import ConfigError, ExitCode
 from securefda.protocol import messages as m
-from securefda.protocol.transcript import key_list_context, members_context, survivors_digest
+from securefda.protocol.transcript import (
+    drawn_ring,
+    key_list_context,
+    members_context,
+    ring_context,
+    roll_context,
+    survivors_digest,
+)
 from securefda.transport import wire
 
 ME, OTHER = 1, 2
@@ -299,9 +309,140 @@ def test_lost_evidence_makes_no_receipt(runs: Runs, tmp_path: Path) -> None:
         write_receipt(log, 1, tmp_path / "none", runs.roster)
 
 
-def test_a_session_among_neighbours_has_no_receipts(tmp_path: Path) -> None:
-    Charged(tmp_path / "run", 12, rounds=1, settings={"kappa": 0.0, "dropouts": 0.1}).open().go().close()
-    roster = tmp_path / "roster.json"
-    roster.write_bytes(roster_of(12).canonical_bytes())
-    with pytest.raises(ConfigError, match="a session among neighbours keeps too little for a receipt"):
-        write_receipt(log_of(tmp_path / "run"), 1, tmp_path / "none", roster)
+N_RING = 16
+
+
+@dataclass
+class RingRun:
+    """Receipts of all sources of one round among neighbours, and the source ``ME``'s of the next round."""
+
+    folder: Path
+    receipts: dict[int, Receipt]
+    later: Receipt
+
+    def signatures(self, *, by_holders: bool) -> tuple[bytes, ...]:
+        """The signatures over the list by sources that hold shares of ``ME``, or by the others."""
+        parts = check_receipt(self.receipts[ME], roster_of(N_RING))
+        assert isinstance(parts.keys.body, m.Roll)
+        ctx1 = ring_context(roll_context(parts.header.digest(), parts.keys.body), parts.nonces)
+        holders = drawn_ring(parts.header.body, ctx1, parts.nonces).holders(ME)
+        found = {decoded(one).sender: one for receipt in self.receipts.values() for one in receipt.signatures}
+        return tuple(one for sender, one in sorted(found.items()) if (sender in holders) == by_holders)
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> RingRun:
+    folder = tmp_path_factory.mktemp("ring")
+    roster = folder / "roster.json"
+    roster.write_bytes(roster_of(N_RING).canonical_bytes())
+    Charged(folder / "run", N_RING, rounds=2, settings={"kappa": 0.0, "dropouts": 0.1}).open().go().close()
+    logs = {index: log_of(folder / "run", index) for index in range(1, N_RING + 1)}
+    receipts = {index: receipt_of(log, 1, roster) for index, log in logs.items()}
+    return RingRun(folder, receipts, receipt_of(logs[ME], 2, roster))
+
+
+def test_every_source_of_a_session_among_neighbours_has_a_receipt_of_its_own(ring: RingRun) -> None:
+    for index, receipt in ring.receipts.items():
+        parts = check_receipt(Receipt.parse(receipt.to_bytes()), roster_of(N_RING))
+        graph = parts.header.body.graph
+        assert graph is not None
+        assert (parts.site, len(parts.signatures)) == (site_id(index), graph.threshold)
+    file = ring.folder / "said"
+    file.write_bytes(ring.receipts[ME].to_bytes())
+    assert b'"format":"securefda-receipt/2"' in file.read_bytes()
+    said = verify_receipt(file, ring.folder / "roster.json", site=site_id(ME), round_number=1)
+    assert (said.data["graph"], len(said.data["survivors"])) == ("ring", N_RING)
+    assert set(said.data["signed_by"]) < set(said.data["survivors"])
+    assert f"of the sources that hold shares of {site_id(ME)}" in said.text
+    assert "it is not proved that all who are listed are in the sum" in said.text
+
+
+def test_a_receipt_of_a_complete_graph_is_in_the_format_of_before(runs: Runs) -> None:
+    data = runs.receipts[2].to_bytes()
+    assert b'"format":"securefda-receipt/1"' in data
+    assert b"neighbours" not in data
+    with pytest.raises(ReceiptError):
+        Receipt.parse(data.replace(b"receipt/1", b"receipt/2"))
+
+
+def with_another_nonce(receipt: Receipt) -> Receipt:
+    """The target and all sources sign anew, over a ring that the target drew by itself."""
+    header, roll, neighbours = (decoded(one) for one in (receipt.header, receipt.keys, receipt.neighbours))
+    session, nonces = header.envelope.session_id, neighbours.body.nonces[:-32] + bytes(32)
+    drawn = signer(TARGET).sign(session, neighbours.envelope.context, replace(neighbours.body, nonces=nonces))
+    ctx1 = ring_context(roll_context(header.digest(), roll.body), drawn.body.nonce_by_member())
+    lists = decoded(receipt.survivors).body
+    ctx2 = members_context(ctx1, {*(one.index for one in lists.survivors), *lists.dropped})
+    signed = m.SurvivorSignature(survivors_digest(ctx2, lists))
+    return replace(
+        receipt,
+        neighbours=wire.encode_signed(drawn),
+        input=wire.encode_signed(signer(ME).sign(session, ctx2, decoded(receipt.input).body)),
+        survivors=wire.encode_signed(signer(TARGET).sign(session, ctx2, lists)),
+        signatures=tuple(wire.encode_signed(signer(one).sign(session, ctx2, signed)) for one in range(1, N_RING + 1)),
+    )
+
+
+RING_LIES: dict[str, tuple[str, Callable[[RingRun, Receipt], Receipt]]] = {
+    "nonces that the target did not sign": (
+        "signature",
+        lambda _, r: replace(r, neighbours=badly_signed(r.neighbours)),
+    ),
+    "the nonces of another round": ("session", lambda ring, r: replace(r, neighbours=ring.later.neighbours)),
+    "the roll of another round": ("session", lambda ring, r: replace(r, keys=ring.later.keys)),
+    "nonces that nobody committed to": ("session", lambda _, r: with_another_nonce(r)),
+    "the survivors' signatures but of too few that hold shares": (
+        "quorum",
+        lambda ring, r: replace(r, signatures=ring.signatures(by_holders=True)[:2] + ring.signatures(by_holders=False)),
+    ),
+    "one of these several times": ("quorum", lambda _, r: replace(r, signatures=r.signatures[:1] * N_RING)),
+}
+
+
+@pytest.mark.parametrize("name", RING_LIES)
+def test_a_lie_about_a_session_among_neighbours_is_refused_by_the_check_that_is_there_for_it(
+    name: str, ring: RingRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, lie = RING_LIES[name]
+    forged = lie(ring, ring.receipts[ME])
+    with pytest.raises(ReceiptRefused) as refusal:
+        check_receipt(Receipt.parse(forged.to_bytes()), roster_of(N_RING))
+    assert refusal.value.check == check
+
+    if check != "session":  # which draws the ring anew, as the quorum does
+        monkeypatch.setattr(receipt_check, "CHECKS", {one: CHECKS[one] for one in CHECKS if one != check})
+        check_receipt(forged, roster_of(N_RING))
+
+
+def test_nonces_are_compared_with_the_roll_although_all_have_signed_for_them(
+    ring: RingRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = with_another_nonce(ring.receipts[ME])
+    with pytest.raises(ReceiptRefused, match=r"^session: the nonce of index \d+ is not the one that the roll commits"):
+        check_receipt(forged, roster_of(N_RING))
+    monkeypatch.setattr(receipt_check, "nonce_fits", lambda *_, **__: True)
+    with pytest.raises(ReceiptRefused, match=r"^released: "):  # only the log, which has the input as it was, is left
+        check_receipt(forged, roster_of(N_RING))
+
+
+def test_a_session_of_one_kind_with_the_keys_of_the_other_is_refused(runs: Runs, ring: RingRun) -> None:
+    with pytest.raises(ReceiptRefused, match=r"^form: a Roll stands where a KeyList belongs"):
+        check_receipt(replace(ring.receipts[ME], neighbours=b""), roster_of(N_RING))
+    mixed = replace(ring.receipts[ME], keys=again(runs.receipts[1].keys), neighbours=b"")
+    with pytest.raises(ReceiptRefused, match=r"^session: the keys are of another kind of session than the header"):
+        check_receipt(mixed, roster_of(N_RING))
+
+
+def test_a_log_of_an_earlier_release_is_whole_and_gives_no_receipt(ring: RingRun, tmp_path: Path) -> None:
+    """It kept neither nonces nor signatures of a session among neighbours."""
+    made = log_of(ring.folder / "run")
+    log, roster = Path(shutil.copytree(made, tmp_path / made.name)), ring.folder / "roster.json"
+    kept = [one for one in read_kept(log) if decoded(one).type_name not in KEPT_BY_READER]
+    (log / "messages.bin").write_bytes(b"".join(len(one).to_bytes(4, "big") + one for one in kept))
+
+    with pytest.raises(ConfigError, match="the messages beside the log lack the Neighbour") as refusal:
+        write_receipt(log, 1, tmp_path / "none", roster)
+
+    assert "an earlier release, which kept none of these, wrote this log" in refusal.value.hint
+    assert not (tmp_path / "none").exists()
+    assert error_of(check_logs(Question((log,), roster, witnesses=0))) is None
