@@ -116,8 +116,8 @@ def leave(
 
     It verifies the site's logs and changes nothing. Stop the process, then have the authority revoke the site.
 
-    With --certificate the site leaves: no process starts with this kit any more, and sites that take the file refuse
-    its keys (securefda site left), before the authority has revoked it.
+    With --certificate the site leaves: no process starts with this kit any more. Sites that take the file (securefda
+    site left) refuse its keys from then on, before the authority has revoked it.
     """
     from securefda.disk import PUBLIC_MODE, require_new, write_file, writing_errors
     from securefda.pages.html import static_page
