@@ -193,10 +193,15 @@ class Attempt:
             return self._expel(index, error) + self._go_on()
         return self._go_on()
 
-    def lose(self, index: int, why: str) -> list[Send]:
-        """Note that a source went away."""
-        self._forget(index, why)
+    def lose(self, index: int, why: str, *, may_return: bool = False) -> list[Send]:
+        """Note that a source is away. One that ``may_return`` has until the deadline if there is no sum without it."""
+        if not (may_return and self._needs(index)):
+            self._forget(index, why)
         return self._go_on()
+
+    def _needs(self, index: int) -> bool:
+        half, least = (self._masked, self._session.threshold) if self._masked else (self._in_clear, 1)
+        return index in half and len(half - self.gone - {index}) < least
 
     def expire(self, arrived: Mapping[int, float] = NOTHING) -> list[Send]:
         """The deadline passed: go on with the sources that have answered. In a half that is over, no source is late.

@@ -226,8 +226,8 @@ class RunDriver:
                 if isinstance(parcel.message.body, Join):
                     self._joined.add(index)
                 return partial(self._run.receive, parcel)
-            case Left(index=index, why=why):
-                return self._gone(index, why, self._run.left)
+            case Left(index=index, why=why, may_return=may_return):
+                return self._gone(index, why, partial(self._run.left, may_return=may_return))
             case Joined(index=index, resumed=resumed) if index in self._joined:
                 if resumed:
                     return partial(self._run.returned, index)
@@ -280,5 +280,5 @@ class RunDriver:
             self._server.drop_attachments()  # a new header: the vectors of the last one are not needed any more
         for entry in self._roster.sources:
             self._server.expect_upload(entry.index, self._run.expected_upload(entry.index))
-        connected = self._server.connected()
-        await self._server.send([(send.to, send.parcel) for send in sends if send.to in connected])
+        reachable = self._server.reachable()
+        await self._server.send([(send.to, send.parcel) for send in sends if send.to in reachable])

@@ -224,10 +224,11 @@ class AggregatorRun:
         self._site.witness.journal.save()  # new cosignatures, while the sources are busy
         return self._phase.attempt.receive(parcel) + self._advance()
 
-    def left(self, index: int, why: str = "its connection ended") -> list[Send]:
-        """The connection to a source is gone for good."""
+    def left(self, index: int, why: str = "its connection ended", *, may_return: bool = False) -> list[Send]:
+        """The connection to a source is gone, for good unless it ``may_return`` as the same process."""
         self._attendance.left(index, why)
-        sends = self._phase.attempt.lose(index, why) if isinstance(self._phase, InAttempt) else []
+        attempt = self._phase.attempt if isinstance(self._phase, InAttempt) else None
+        sends = [] if attempt is None else attempt.lose(index, why, may_return=may_return)
         return sends + self._advance()  # its cosignature is not awaited any more
 
     def replaced(self, index: int, why: str) -> list[Send]:

@@ -125,7 +125,7 @@ class FederationServicer(FederationServiceServicer):
                 if ended.deliberate:
                     self._table.lose(site, ended.why)
                 else:  # the source notices a broken or silent connection too, and dials again
-                    site.lose_in(pace.silence_s, lambda: self._table.lose(site, ended.why))
+                    site.lose_in(pace.silence_s, lambda: self._table.lose(site, ended.why, may_return=True))
         if site.instance_id != first.hello.instance_id:
             raise Refused(grpc.StatusCode.ALREADY_EXISTS, "another process of this site has connected")
 
@@ -434,6 +434,10 @@ class AggregatorServer:
     def connected(self) -> set[int]:
         """Roster indices of the sources that have joined and not left."""
         return {site.index for site in self._table.sites.values() if site.is_connected}
+
+    def reachable(self) -> set[int]:
+        """Roster indices of the sources that are connected, or may return as the same process."""
+        return {site.index for site in self._table.sites.values() if site.is_connected or site.may_return}
 
     def traffic(self) -> Mapping[int, Traffic]:
         """Return the bytes of every source so far, both ways; a snapshot."""

@@ -26,10 +26,14 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A source hung up, or has been away for three heartbeats. ``why`` is one line for the operator."""
+    """A source hung up, or has been away for three heartbeats. ``why`` is one line for the operator.
+
+    ``may_return`` says that it did not hang up: the same process may be back, and what is sent to it waits till then.
+    """
 
     index: int
     why: str
+    may_return: bool = False
 
 
 @dataclass(frozen=True, slots=True)

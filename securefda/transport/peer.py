@@ -32,6 +32,7 @@ class Site:
         self.index = index
         self.instance_id = b""
         self.is_connected = False
+        self.may_return = False
         self.desk = UploadDesk()
         self.traffic = Traffic()
         self.stop = asyncio.Event()
@@ -102,10 +103,10 @@ class SiteTable:
     def _new_link(self, index: int) -> Link:
         return Link(self.settings.max_message_bytes, lambda digests: self.attachments.release(digests, index))
 
-    def lose(self, site: Site, why: str) -> None:
-        """Record that a source is gone."""
-        site.is_connected = False
-        self.events.put(Left(site.index, why))
+    def lose(self, site: Site, why: str, *, may_return: bool = False) -> None:
+        """Record that a source is gone, or that it is away and may return."""
+        site.is_connected, site.may_return = False, may_return
+        self.events.put(Left(site.index, why, may_return))
 
     def welcome(self, site: Site) -> pb.Frame:
         """Return the first frame to a source."""

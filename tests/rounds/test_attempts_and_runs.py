@@ -35,6 +35,7 @@ from securefda.protocol.messages import (
     Header,
     Join,
     KeyList,
+    MaskedInput,
     Parcel,
     Result,
     Unmask,
@@ -166,6 +167,53 @@ def test_what_the_target_s_own_error_says_stays_at_the_target(build: Build, erro
     assert goodbye is not None
     assert (goodbye.completed, goodbye.reason) == (False, f"the target cannot go on ({said})")
     assert federation.run.error is error
+
+
+@pytest.mark.parametrize("level", [Visibility.SUM, Visibility.INDIVIDUAL])
+def test_a_source_that_is_back_before_the_deadline_is_in_the_round_that_needs_it(
+    build: Build, level: Visibility
+) -> None:
+    sources = 3 if level is Visibility.SUM else 1
+    federation = build(sources, rounds=1, visibility=level)
+    first = until(federation.open(), TARGET, MaskedInput if level is Visibility.SUM else Update)
+    federation.post(federation.run.left(1, "the stream broke", may_return=True))
+    assert "source-1" in federation.run.waiting_for()
+    federation.post(federation.run.returned(1))
+    federation.arrives_next(1, TARGET, first)
+    federation.go()
+    (line,) = federation.store.records()
+    assert (line["status"], line["attempts"], line["dropped"]) == ("finished", 1, [])
+
+
+@pytest.mark.parametrize("new_process", [False, True])
+def test_a_source_that_is_not_back_by_the_deadline_or_as_a_new_process_costs_the_round(
+    build: Build, new_process: bool
+) -> None:
+    federation = build(3, rounds=1)
+    until(federation.open(), TARGET, MaskedInput)
+    federation.post(federation.run.left(1, "the stream broke", may_return=True))
+    assert federation.statuses == []
+    if new_process:
+        federation.post(federation.run.replaced(1, "a new process of it has connected"))
+    else:
+        while federation.under_way:
+            federation.deliver()
+        assert federation.run.waiting_for() == ("source-1",)
+        federation.expire()
+    assert federation.statuses == ["lost"]
+    reason = "a new process of it has connected" if new_process else "no answer in time"
+    assert federation.store.records()[0]["dropped"] == ["source-1"]
+    assert f"missing: source-1 ({reason})" in federation.watch.text
+
+
+def test_a_round_that_has_enough_other_sources_does_not_wait_for_one_that_may_return(build: Build) -> None:
+    federation = build(4, rounds=1)
+    until(federation.open(), TARGET, MaskedInput)
+    federation.post(federation.run.left(1, "the stream broke", may_return=True))
+    while not federation.statuses:
+        federation.deliver()  # no deadline passes
+    (line,) = federation.store.records()
+    assert (line["status"], line["dropped"]) == ("finished", ["source-1"])
 
 
 @pytest.mark.parametrize("rule", ["source_only", "fedgp_auto"])

@@ -65,7 +65,7 @@ async def test_a_source_that_takes_no_messages_is_gone_before_they_fill_the_memo
             await server.send([(1, note(TARGET, len(shown)))])
             assert link.untaken_bytes < most
         left = await next_event(server, Left)
-        assert (left.index, left.why) == (1, "it takes no messages: more than 524288 bytes wait for it")
+        assert left == Left(1, "it takes no messages: more than 524288 bytes wait for it")
         assert link.untaken_bytes == 0
         delivered = len(shown)
         assert delivered > CALM.max_untaken_bytes // 2048  # and not too early

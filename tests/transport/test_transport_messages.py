@@ -215,7 +215,7 @@ async def test_a_source_that_closes_leaves_at_once_and_what_it_sent_last_arrives
             await channel.send(note(1, 9))
         assert number_of((await next_event(server, Received)).parcel) == 9
         event = await next_event(server, Left)
-        assert (event.index, event.why) == (1, "hung up")
+        assert event == Left(1, "hung up")
         assert server.connected() == set()
         with pytest.raises(ConnectionFailed, match="not open"):
             await channel.send(note(1, 10))

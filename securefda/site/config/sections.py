@@ -572,7 +572,8 @@ class TransportSection(Settings):
 
     heartbeat_s: Positive = 5.0
     """Time between two heartbeats. A connection silent for three of them counts as broken; the aggregator waits for
-    three more before it goes on without the source. Pieces of a vector count as heartbeats too."""
+    three more before it goes on without the source, and until the step's deadline if there is no sum without it.
+    Pieces of a vector count as heartbeats too."""
 
     join_deadline_s: Positive = 60.0
     """How long the aggregator waits for the sources before the first round."""
