@@ -23,6 +23,7 @@ from securefda.bootstrap import Member, run_info, target_rows, task_of, trainer_
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.recording import model_file, rows_file
 from securefda.operations.records import RoundLine, RunStatus, Setting, Summary, summarise
+from securefda.protocol.hybrid import require_available
 from securefda.protocol.messages import DownLink, Granularity, KeyAgreement, Signer, SourcesKeep, Visibility
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes
@@ -392,7 +393,8 @@ def is_fixed(key: str) -> bool:
 
 
 def settings_of(config: AggregatorConfig | FederationConfig, config_digest: bytes) -> RunSettings:
-    """How a run of this configuration goes, under a digest of it."""
+    """How a run of this configuration goes, under a digest of it. Raises ConfigError as ``require_available``."""
+    require_available([config.session.key_agreement])
     privacy, session, transport = config.privacy, config.session, config.transport
     training = config.training if isinstance(config, AggregatorConfig) else config.training.target
     return RunSettings(

@@ -116,12 +116,14 @@ def init(
     With --requests, each site has made its own keys: no kit holds any, and every site signs the roster at home, with
     `securefda site join`. Without, the authority makes all keys, and knows them.
     """
+    from securefda.protocol.hybrid import require_available
     from securefda.site.config import kit_settings_toml, load_federation
     from securefda.site.deployment import SUFFIX, write_deployment
     from securefda.site.endpoints import Address, SiteSpec
     from securefda.site.enrolment import init_federation, read_requests
 
     config = load_federation(file, overrides, os.environ, note=say)
+    require_available([config.session.key_agreement])
     site_ids = (config.federation.target, *config.federation.sources)
     asked = None
     if fingerprint and requests is None:

@@ -51,9 +51,9 @@ def preflight(
 ) -> int:
     """Check a site before a run, and list every failure.
 
-    It looks at kit, certificates, clock, settings, network, disk, policy, device and data. One batch of the site's rows
-    goes through model, loss and metrics. With the kits of all sources it also checks whether their policies can
-    be served together.
+    It looks at kit, certificates, clock, settings, network, disk, policy, key agreement, device and data. One batch of
+    the site's rows goes through model, loss and metrics. With the kits of all sources it also checks whether their
+    policies can be served together.
     """
     from securefda.site.endpoints import Address
     from securefda.site.kit import LOCAL, SETTINGS_FILE

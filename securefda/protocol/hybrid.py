@@ -36,6 +36,7 @@ from securefda.protocol.agreement import (
     LoadedKey,
     derive,
 )
+from securefda.protocol.header import KeyAgreement
 from securefda.protocol.secret import Secret
 
 KeyT = TypeVar("KeyT", MLKEM768PrivateKey, MLKEM768PublicKey)
@@ -101,6 +102,21 @@ class BoxKey:
         """
         exchanged = self._loaded.exchange(peer_public[:KEY_BYTES])
         return _combined(Secret(self._kem.decapsulate(ciphertext)), exchanged, address, ciphertext)
+
+
+def require_available(agreements: Collection[str]) -> str:
+    """Check that this machine can do one of these key agreements; returns a line about it.
+
+    Raises:
+        ConfigError: ``session.key-agreement``, all of them need ML-KEM-768 and this build of the library has none.
+    """
+    try:
+        _with_ml_kem(MLKEM768PrivateKey.from_seed_bytes, bytes(BOX_PRIVATE_BYTES - KEY_BYTES))
+    except ConfigError:
+        if KeyAgreement.X25519.label not in agreements:
+            raise
+        return f"{' or '.join(agreements)}; this machine has no ML-KEM-768"
+    return f"{' or '.join(agreements)}; this machine has ML-KEM-768"
 
 
 def encapsulated(public: MLKEM768PublicKey) -> tuple[bytes, bytes]:

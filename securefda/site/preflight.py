@@ -31,6 +31,8 @@ from securefda.errors import (
     ExitCode,
     SecureFdaError,
 )
+from securefda.protocol.header import KEY_AGREEMENTS
+from securefda.protocol.hybrid import require_available
 from securefda.protocol.messages import Visibility
 from securefda.protocol.roster import Role
 from securefda.site.asks import summarise_requests
@@ -251,6 +253,7 @@ class Probes:
         route: how a source's process would dial; None: the kit's address, directly.
         unused_proxies: variables of the environment that set a proxy for other programs.
         policy: is ``local/policy.toml`` signed, and can this federation meet it; of a target, what it asks for.
+        key_agreement: can this machine do what the policy allows or the target asks for; has it ML-KEM-768.
         device: which device would train.
         data: is the task's data there and sound, and does one batch pass through model, loss and metrics.
     """
@@ -261,6 +264,7 @@ class Probes:
     route: Callable[[], Route | None] = lambda: None
     unused_proxies: Sequence[str] = ()
     policy: Probe | None = None
+    key_agreement: Probe | None = None
     device: Probe | None = None
     data: Probe | None = None
 
@@ -280,7 +284,7 @@ def preflight(
     min_free_bytes: int = MIN_FREE_BYTES,
     timeout_s: float = 5.0,
 ) -> tuple[Finding, ...]:
-    """Check a site's kit, network, disk, policy, device and data; change nothing.
+    """Check a site's kit, network, disk, policy, key agreement, device and data; change nothing.
 
     One check's failure does not keep the others from running, except those that need a sound kit.
 
@@ -291,7 +295,7 @@ def preflight(
         expected_role: the role that this kit should have.
         address: where the target will listen, or where a source should look; default: as settings and kit say.
         offline: leave the network alone: a source does not look for the aggregator.
-        probes: checks of settings, policy, device and data.
+        probes: checks of settings, policy, key agreement, device and data.
         min_free_bytes: free disk space below which the check fails.
         timeout_s: for reaching the aggregator, in seconds.
 
@@ -332,7 +336,8 @@ def preflight(
             run("aggregator", lambda: _reach(kit, now, address, probes, timeout_s))
         findings += _unused(kit, probes)
     disks = [("disk", partial(_check_disk, folder, min_free_bytes)) for folder in _folders(path, probes)]
-    for check, probe in (*disks, ("policy", probes.policy), ("device", probes.device), ("data", probes.data)):
+    own = [("policy", probes.policy), ("key-agreement", probes.key_agreement)]
+    for check, probe in (*disks, *own, ("device", probes.device), ("data", probes.data)):
         if probe is not None:
             run(check, probe)
     return tuple(findings)
@@ -490,8 +495,14 @@ def probes_of(
         caps = f"kappa {policy.norm_cap.kappa:g} per {policy.norm_cap.granularity}"
         return f"at most {policy.max_visibility}, {sums}, {caps}; signed by {kit.site_id}"
 
+    def key_agreement_probe() -> str:
+        kit, config = load()
+        if isinstance(config, AggregatorConfig):
+            return require_available([config.session.key_agreement])
+        return require_available(KEY_AGREEMENTS if kit.role == "target" else load_signed_policy(kit).key_agreements)
+
     if settings is None:
-        return Probes(unused_proxies=unused_proxies(env), policy=policy_probe)
+        return Probes(unused_proxies=unused_proxies(env), policy=policy_probe, key_agreement=key_agreement_probe)
 
     def device_probe() -> str:
         from securefda.training import choose_device, describe_device  # noqa: PLC0415 - with torch
@@ -504,7 +515,15 @@ def probes_of(
         return "" if config is None else check_rows(kit, config)
 
     return Probes(
-        settings_probe, listen, out_of_settings, route, unused_proxies(env), policy_probe, device_probe, data_probe
+        settings_probe,
+        listen,
+        out_of_settings,
+        route,
+        unused_proxies(env),
+        policy_probe,
+        key_agreement_probe,
+        device_probe,
+        data_probe,
     )
 
 

@@ -18,6 +18,7 @@ from securefda.operations.run_folder import MODEL_FILE, RunFolder
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.envelope_checks import envelope_fault
 from securefda.protocol.header_checks import SessionLimits
+from securefda.protocol.hybrid import require_available
 from securefda.protocol.messages import Header, Signed, Signer
 from securefda.protocol.roster import Roster
 from securefda.protocol.secret import RandomBytes, Secret
@@ -158,6 +159,7 @@ def source_site(
         raise ConfigError(
             "source.kit", f"{site_id} is the target of this federation", hint="use `securefda aggregator start`"
         )
+    require_available(policy.key_agreements)
     require_satisfiable(policy, site_id, [entry.site_id for entry in member.roster.sources])
     check_day(policy, time.time(), with_noise=config.training.with_noise)
     check_task(policy, config.task.factory, config.task.options)

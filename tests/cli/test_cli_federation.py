@@ -219,10 +219,58 @@ def test_preflight_of_a_sound_target_is_all_ok(kits: Path, capsys: pytest.Captur
         "port",
         "disk",
         "policy",
+        "key-agreement",
         "device",
         "data",
     ]
     assert {finding["level"] for finding in findings} == {"ok"}
+    assert findings[6]["message"] == "x25519-mlkem768; this machine has ML-KEM-768"
+
+
+@pytest.fixture
+def without_ml_kem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose build of the package ``cryptography`` has no ML-KEM."""
+    from cryptography.hazmat.backends.openssl.backend import backend
+
+    monkeypatch.setattr(type(backend), "mlkem_supported", lambda self: False)
+
+
+NO_ML_KEM = "session.key-agreement: this build of the package cryptography has no ML-KEM-768"
+
+
+@pytest.mark.usefixtures("without_ml_kem")
+def test_preflight_says_that_a_machine_has_no_ml_kem(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for site, offline in (("target", []), ("source-1", ["--offline"])):
+        assert main(["preflight", str(kits / site), *offline, "--format", "json"]) == 4
+        findings = json.loads(capsys.readouterr().out)["data"]["findings"]
+        (failed,) = (one for one in findings if one["level"] == "fail")
+        assert (failed["check"], failed["message"]) == ("key-agreement", NO_ML_KEM)
+        assert 'set session.key-agreement = "x25519"' in failed["hint"]
+
+
+@pytest.mark.usefixtures("without_ml_kem")
+@pytest.mark.parametrize("command", ["init", "source", "aggregator"])
+def test_what_needs_ml_kem_ends_at_once_without_it(
+    kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    site = {"source": "source-1", "aggregator": "target"}.get(command)
+    start = [command, "start", "--config", str(kits / f"{site}" / "local" / "settings.toml")]
+    init = ["federation", "init", str(sample("digits")), "--out", str(tmp_path / "new")]
+    assert main(init if site is None else start) == 4
+    error, hint = (line for line in capsys.readouterr().err.splitlines() if line.startswith(("error: ", "hint: ")))
+    assert error == f"error: {NO_ML_KEM}"
+    assert 'set session.key-agreement = "x25519"' in hint
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.usefixtures("without_ml_kem")
+def test_a_federation_of_x25519_needs_no_ml_kem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kits = tmp_path / "kits"
+    plain = ["--set", "session.key-agreement=x25519"]
+    assert main(["federation", "init", str(sample("digits")), "--out", str(kits), *plain]) == 0
+    capsys.readouterr()
+    assert main(["preflight", str(kits / "source-1"), "--offline"]) == 0
+    assert "x25519; this machine has no ML-KEM-768" in capsys.readouterr().out
 
 
 def test_preflight_looks_at_rows_where_layers_stay_at_the_site(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
