@@ -44,8 +44,9 @@ def session(name: str) -> Entry:
 
 
 def every_session() -> list[Entry]:
-    """Those of SFDA-SA/1, those of SFDA-SA/2, then those with hybrid keys."""
-    return [record for name in ("sessions", "ring_sessions", "hybrid_sessions") for record in load(name)["valid"]]
+    """Those of SFDA-SA/1, those of SFDA-SA/2, then those of both with hybrid keys."""
+    names = ("sessions", "ring_sessions", "hybrid_sessions", "ring_hybrid_sessions")
+    return [record for name in names for record in load(name)["valid"]]
 
 
 def kinds_from_sources(record: Entry) -> list[str]:

@@ -33,6 +33,7 @@ COUNTED: dict[str, tuple[list[str], list[str]]] = {
     "messages": (["valid"], ["malformed", "forged", "unwrapped"]),
     "ring_graphs": (["thresholds", "graphs", "rings"], []),
     "ring_headers": (["valid"], ["invalid"]),
+    "ring_hybrid_sessions": (["valid"], []),
     "ring_lies_to_aggregator": (["valid"], ["invalid"]),
     "ring_lies_to_source": (["valid"], ["invalid"]),
     "ring_messages": (["valid"], ["malformed"]),
@@ -93,7 +94,7 @@ def test_no_case_is_listed_twice() -> None:
 
 
 def test_set_is_small_enough_to_be_read_by_people() -> None:
-    assert sum((VECTORS / f"{name}.json").stat().st_size for name in FILES) < 3.25 * 2**20
+    assert sum((VECTORS / f"{name}.json").stat().st_size for name in FILES) < 3.6 * 2**20
 
 
 def test_readme_describes_every_file() -> None:

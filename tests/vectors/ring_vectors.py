@@ -23,7 +23,7 @@ from message_vectors import (
     set_field,
 )
 from message_vectors import signer as message_signer
-from session_vectors import RINGS, begun, session, signed
+from session_vectors import HYBRID_RINGS, RINGS, begun, session, signed
 
 from securefda.protocol import messages as m
 from securefda.protocol.graph import least_threshold, smallest_graph
@@ -86,6 +86,11 @@ def graphs() -> object:
 def sessions() -> object:
     """Whole sessions."""
     return {"valid": [session(name) for name in RINGS]}
+
+
+def hybrid_sessions() -> object:
+    """Those with ML-KEM-768 as well."""
+    return {"valid": [session(name) for name in HYBRID_RINGS]}
 
 
 def lies_to_source() -> object:
@@ -242,6 +247,7 @@ def messages() -> object:
 SETS: dict[str, Callable[[], object]] = {
     "ring_graphs": graphs,
     "ring_headers": headers,
+    "ring_hybrid_sessions": hybrid_sessions,
     "ring_lies_to_aggregator": lies_to_aggregator,
     "ring_lies_to_source": lies_to_source,
     "ring_messages": messages,

@@ -136,9 +136,19 @@ HYBRIDS = {
         {"threshold": 4, **HYBRID},
     ),
 }
-"""Sessions under x25519-mlkem768."""
+"""Sessions of SFDA-SA/1 under x25519-mlkem768."""
 
-EVERY_PLAN = PLANS | RINGS | HYBRIDS
+HYBRID_RINGS = {
+    "seven-hybrid-on-a-ring": Plan(
+        "seven sources with four neighbours each and keys of X25519 and ML-KEM-768; one is lost in R2",
+        7,
+        {5: 2},
+        on_ring(6, degree=4, **HYBRID),
+    ),
+}
+"""Sessions of SFDA-SA/2 under x25519-mlkem768."""
+
+EVERY_PLAN = PLANS | RINGS | HYBRIDS | HYBRID_RINGS
 
 
 def published_encapsulation(public: MLKEM768PublicKey) -> tuple[bytes, bytes]:
