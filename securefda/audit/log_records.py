@@ -72,7 +72,7 @@ class Form:
         holds: returns something true if a Python value is one of them.
         pattern: regular expression that matches such a value in a record.
         read: converts the matched text to the value; None if the text is the value.
-        write: converts the value to its text in the record, without the quotes of a string.
+        write: converts the value to its text in the record, without the quotes of a string; None if that is ``str``.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Form:
     holds: Callable[[Any], object] = field(repr=False)
     pattern: str = field(default=_TEXT, repr=False)
     read: Callable[[str], Any] | None = field(default=None, repr=False)
-    write: Callable[[Any], str] = field(default=str, repr=False)
+    write: Callable[[Any], str] | None = field(default=None, repr=False)
 
 
 def _matching(pattern: str) -> Callable[[object], object]:
@@ -385,7 +385,7 @@ FACTS: Final = Form(
     lambda value: type(value) is dict,
     r"(\{.*?\})",
     _object_from,
-    _JSON.encode,
+    lambda value: _JSON.encode(value) if value else "{}",
 )
 
 
@@ -480,8 +480,10 @@ def encode_record(seq: int, time: str, party: str, run: str, entry: Entry) -> by
 
     Raises RecordError if the record would be longer than ``MAX_RECORD_BYTES``.
     """
-    values = _SORTED((seq, time, party, run, *_OF_ENTRY(entry)))
-    data = (_TEMPLATE % tuple(write(value) for write, value in zip(_WRITERS, values, strict=True))).encode("ascii")
+    values = list(_SORTED((seq, time, party, run, *_OF_ENTRY(entry))))
+    for place, write in _WRITERS:
+        values[place] = write(values[place])
+    data = (_TEMPLATE % tuple(values)).encode("ascii")
     _require(len(data) <= MAX_RECORD_BYTES, "length")
     return data
 
@@ -498,7 +500,7 @@ _RECORD: Final = fields_of(Record)
 _ENTRY: Final = fields_of(Entry)
 _KEYS: Final = sorted((*_RECORD, *_ENTRY), key=attrgetter("name"))
 _READERS: Final = [(place, key.form.read) for place, key in enumerate(_KEYS) if key.form.read is not None]
-_WRITERS: Final = [key.form.write for key in _KEYS]
+_WRITERS: Final = [(place, key.form.write) for place, key in enumerate(_KEYS) if key.form.write is not None]
 _RECORD_VALUES: Final = itemgetter(*map(_KEYS.index, _RECORD))
 _ENTRY_VALUES: Final = itemgetter(*map(_KEYS.index, _ENTRY))
 _OF_ENTRY: Final = attrgetter(*(key.name for key in _ENTRY))
