@@ -476,17 +476,23 @@ STATE_PUT_BACK = method_replaced("the count of releases beside the state", Relea
 
 
 def _with_secrets_on_disk(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the first step with secrets that are the same whenever the session begins again, as if read from disk."""
+    """Return a step with secrets that are the same whenever the session begins again, as if read from disk."""
 
-    def advertise(session: Any, _: object) -> Any:
-        numbers, name = count(), session.header.envelope.session_id + bytes([session.signer.index])
-        return original(session, lambda length: shake_256(name + bytes([next(numbers)])).digest(length))
+    def step(phase: Any, *received: Any) -> Any:
+        session, numbers = getattr(phase, "session", phase), count()
+        name = original.__name__.encode() + session.header.envelope.session_id + bytes([session.signer.index])
+        again = [lambda length: shake_256(name + bytes([next(numbers)])).digest(length)]
+        at = next(place for place, one in enumerate(received) if callable(one))
+        return original(phase, *received[:at], *again, *received[at + 1 :])
 
-    return advertise
+    return step
 
 
-SESSION_DIES = replaced("secrets in memory alone", source_steps, "advertise", _with_secrets_on_disk)
-"""A source keeps the secrets of a session on disk and finds them again after a crash."""
+SESSION_DIES = all_of(
+    "secrets in memory alone",
+    *(replaced("", source_steps, name, _with_secrets_on_disk) for name in ("advertise", "receive_key_list")),
+)
+"""A source keeps the secrets of a session on disk and finds them again after a crash: those of R0 and of R1."""
 
 
 def _of_first_round(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,7 +56,7 @@ def test_a_source_without_which_no_round_works_ends_the_run_and_is_named(tmp_pat
             peers.source(site)
         peers.source("source-3", another_nonce)
         fault = "missing: source-3 (fails check SHARE_NONCE at shares)"
-        expected = ("collecting shares of the keys", "2 of at least 3", fault)
+        expected = ("sources train and send shares of their keys", "2 of at least 3", fault)
         assert_one_clear_line(aggregator, ExitCode.QUORUM, *expected)
         assert federation.summary()["error"]["code"] == "QuorumLost"
 

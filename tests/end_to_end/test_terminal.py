@@ -74,8 +74,8 @@ def test_a_source_says_what_it_does_in_a_round(tmp_path: Path, capsys: Any) -> N
             status_of(capsys, me, "training")
 
             holds["source-1"].unlink()
-            trained = source.shows("round 1 of 1: waiting for the keys of the other sources", training)
-            _, state = status_of(capsys, me, "waiting for the keys of the other sources")
+            trained = source.shows("round 1 of 1: waiting for the key shares of the other sources", training)
+            _, state = status_of(capsys, me, "waiting for the key shares of the other sources")
             assert state["waiting_for"] == ["target"]
 
             eventually(lambda: status(capsys, federation.kit("target"))[1]["waiting_for"] == ["source-2"])

@@ -255,7 +255,7 @@ def test_reports_travel_between_those_at_sum_alone(tmp_path: Path) -> None:
         for *_, message in federation.passed
         if isinstance(message.body, ShareBundle)
     }
-    assert committed == {index: index in at_sum for index in permits}
+    assert committed == dict.fromkeys(permits, True)  # whether there is a report or not
 
 
 def test_without_a_norm_cap_there_are_no_reports_and_no_caps(tmp_path: Path) -> None:

@@ -69,8 +69,9 @@ def test_a_source_reserves_all_rounds_before_the_first_header_and_each_charge_dr
 def test_the_log_names_what_was_reserved_and_what_was_freed(build: Build) -> None:
     federation = build()
     header = until(federation.open(), ME, Header)
-    federation.sources[ME].handle(header)
     source = federation.sources[ME]
+    source.handle(header)
+    source.train()
     source._site.trainer.release_run(federation.run.run_id)
     folder = source._site.witness.journal.folder_of(federation.run.run_id)
     (reserved,) = events_in(folder, "budget-reserved")

@@ -127,11 +127,12 @@ class KeySubstitution(MaliciousAggregator):
             split(secret, threshold, xs, random_bytes)[x_of(victim)]
             for secret in (impostor.master, impostor.self_secret)
         )
-        address = BoxAddress(view.ctx1, sender, victim)
+        committed = agreement.report_commitment(Secret(impostor.nonce), own=sender, ctx=view.ctx1)
+        address = BoxAddress(view.ctx1, sender, victim, report_commitment=committed)
         shares, public = SharePair(master, self_secret), view.keys[victim].box_key
         boxes = impostor.boxes(self.heard.header)
         box = boxes.seal(address, public, shares, None, master=impostor.master, random_bytes=random_bytes)
-        return DeliveredBox(sender, box, impostor.nonce)
+        return DeliveredBox(sender, box, impostor.nonce, committed)
 
     def master_in_box(self, owner: int, *, seen_by: int) -> Secret | None:
         """Return the impostors' own, which their boxes for the victim follow from."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from securefda.protocol.masking import RingVector
 from securefda.protocol.messages import (
     Abort,
@@ -113,7 +115,7 @@ class ForkedView(SplitView):
         if lists is None or second:
             return lists
         alive = tuple(item for item in lists.survivors if item.index not in self.second)
-        return Survivors(alive, tuple(sorted({*lists.dropped, *self.second})))
+        return replace(lists, survivors=alive, dropped=tuple(sorted({*lists.dropped, *self.second})))
 
     def outgoing(self, index: int, parcel: Parcel) -> list[Parcel]:
         """Send to the original, and directly afterwards to its copy."""

@@ -89,7 +89,8 @@ class SplitView(MaliciousAggregator):
             for item in lists.survivors
             if item.index in members - hidden and (self._listed == "all" or self._masked_alike(item.index, index))
         )
-        return Survivors(alive, tuple(sorted(members - {item.index for item in alive})))
+        dropped = tuple(sorted(members - {item.index for item in alive}))
+        return Survivors(alive, dropped, self.heard.views[index].reports)
 
     def _masked_alike(self, sender: int, index: int) -> bool:
         return self.heard.views[sender].ctx2 == self.heard.views[index].ctx2
