@@ -33,7 +33,9 @@ def ask(federation: PrivateFederation, header: Parcel, **changes: Any) -> Any:
     """What the source answers to this header with other contents, signed by the target in a session of its own."""
     message = signer(TARGET).sign(os.urandom(32), b"", replace(header.message.body, **changes))
     assert is_header(message)
-    (answer,) = federation.sources[ME].handle(Parcel(message, header.vectors))
+    source = federation.sources[ME]
+    (answer,) = source.handle(Parcel(message, header.vectors))
+    assert source.train() == []
     return answer.message.body
 
 

@@ -129,6 +129,7 @@ class WaitingSources:
 
     def answer(self, phase: steps.AwaitingSurvivors, lists: Survivors) -> Unmask:
         """Return what the source gives away if all on the lists sign whatever the aggregator wants."""
+        lists = replace(lists, reports_digest=phase.reports_digest)
         waiting, _ = steps.receive_survivors(phase, self.signed(TARGET, lists))
         view = SurvivorSignature(survivors_digest(phase.ctx2, lists))
         signers = sorted({item.index for item in lists.survivors} & set(ALL))
