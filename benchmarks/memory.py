@@ -163,7 +163,9 @@ def source_figures(sources: int, width: int, rounds: int) -> dict[str, float]:
     _, plain = run_figures(
         sources, width, rounds, strategy={"rule": "source_only"}, privacy={"visibility": "individual"}
     )
-    of_round, of_plain = (fmean(sum(line["seconds"].values()) for line in later[1:]) for later in (lines, plain))
+    of_round, of_plain = (
+        fmean(sum(line["seconds"].values()) for line in later[1:] or later) for later in (lines, plain)
+    )
     params = width * (_INPUTS + 1 + _OUTPUTS) + _OUTPUTS
     model, torch_bytes = 4 * params, import_torch_bytes()
     peak = max(size for site, size in peaks.items() if site != "target")

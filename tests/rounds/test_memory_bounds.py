@@ -106,6 +106,7 @@ class Counted:
         with self.alive.counting():
             arrived = [copied(parcel)]
             answers = source.handle(arrived.pop())
+            answers += source.train()  # as the driver does, once the keys are sent
             self.most.setdefault(kind, []).append(self.alive.most)
         sent = [copied(one) for one in answers]
         with self.alive.counting():

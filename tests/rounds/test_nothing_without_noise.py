@@ -134,8 +134,8 @@ def test_no_message_depends_on_rows_whichever_way_they_are_trained_on(
     assert differences(tmp_path, (TARGET, *SOURCES), training=training) == []
 
 
-FIRST = {"individual": "Update", "cohort": "MaskedInput", "sum": "Advertise", "mixed": "Update"}
-"""The first message of a source in which its rows show: at sum the one with the commitment to its norm report."""
+FIRST = {"individual": "Update", "cohort": "MaskedInput", "sum": "ShareBundle", "mixed": "Update"}
+"""The first message of a source in which its rows show: at sum the one with its norm report."""
 
 
 @pytest.mark.parametrize("plan", PLANS)
