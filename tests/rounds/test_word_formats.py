@@ -18,7 +18,7 @@ from securefda.audit.reconcile.reconciled_runs import reconcile_folder
 from securefda.protocol.encoding import N_STATISTICS, AggregateStatistics, EncodedLayer, Quantisation, vector_from_wire
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.hybrid import RECOVERY_BYTES
-from securefda.protocol.messages import Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility
+from securefda.protocol.messages import Advertise, Header, MaskedInput, Parcel, Refusal, ShareDelivery, Visibility
 from securefda.rules import RoundPlan, project
 from securefda.training import LocalResult, Vector
 from securefda.training.trainer import SiteTrainer
@@ -199,11 +199,11 @@ def test_a_layer_beyond_its_range_does_not_leave_and_the_next_round_is_wide(tmp_
     first, *others = header.message.body.layers
     layers = (replace(first, range=first.range * 1e-6), *others)
     lie = Parcel(changed(header.message, layers=layers), header.vectors)
-    answers = federation.sources[ME].handle(lie)
-    assert [answer.message.body for answer in answers] == [Refusal("CLIPPED")]
+    keys, refusal = *federation.sources[ME].handle(lie), *federation.sources[ME].train()
+    assert isinstance(keys.message.body, Advertise)  # under the lie, so that the target would not take them
+    assert refusal.message.body == Refusal("CLIPPED")
     assert not federation.stores[ME].history(bytes(32), header.message.body.run_id, 3).released
-    for answer in answers:
-        federation.submit(ME, answer)
+    federation.submit(ME, refusal)
     federation.go()
     assert headers_of(federation)[-1].modulus_bits == 32
 

@@ -127,7 +127,8 @@ class KeySubstitution(MaliciousAggregator):
             split(secret, threshold, xs, random_bytes)[x_of(victim)]
             for secret in (impostor.master, impostor.self_secret)
         )
-        committed = agreement.report_commitment(Secret(impostor.nonce), own=sender, ctx=view.ctx1)
+        opening, on_a_ring = Secret(impostor.nonce), self.heard.header.graph is not None
+        committed = b"" if on_a_ring else agreement.report_commitment(opening, own=sender, ctx=view.ctx1)
         address = BoxAddress(view.ctx1, sender, victim, report_commitment=committed)
         shares, public = SharePair(master, self_secret), view.keys[victim].box_key
         boxes = impostor.boxes(self.heard.header)
