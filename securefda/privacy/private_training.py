@@ -522,6 +522,8 @@ def _made_private(
             poisson_sampling=False,
             grad_sample_mode="ghost" if dp.ghost_clipping else "hooks",
         )
+        # Opacus multiplies by one over the batches and cuts off: of 49 rows in 49 batches that is 0
+        optimizer.expected_batch_size = len(data) // len(loader)
     except (UnsupportedModuleError, NotImplementedError) as error:
         raise unfit(model, error) from error
     if dp.ghost_clipping:

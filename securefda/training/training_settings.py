@@ -146,7 +146,7 @@ class TrainingSettings:
         """
         if self.dp is None:
             return 0.0
-        deviation = self.learning_rate * self.dp.noise_multiplier * self.dp.max_grad_norm / int(samples * rate)
+        deviation = self.learning_rate * self.dp.noise_multiplier * self.dp.max_grad_norm / (samples // round(1 / rate))
         return steps * deviation**2
 
     def steps(self, samples: int) -> int:

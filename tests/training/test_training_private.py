@@ -280,6 +280,23 @@ def test_sum_is_divided_by_the_expected_number_of_rows_and_not_by_how_many_were_
     assert 0.999 <= moved / (SGD.learning_rate * NOISE.max_grad_norm / 5) <= 1.001
 
 
+@ways
+@pytest.mark.parametrize("batch", [1, 2])
+def test_49_batches_are_divided_by_as_many_rows_as_50_are(ghost: bool, batch: int) -> None:
+    """In floating-point numbers, 49 times one over 49 is below 1, so that Opacus would divide by one row less."""
+    first: dict[int, Any] = {}
+    for rows in (49 * batch, 50 * batch):
+        train(
+            settings=by(replace(SGD, batch_size=batch, epochs=1), ghost),
+            data=Samples(torch.zeros(rows, 3), torch.zeros(rows, 1)),
+            random_bytes=lambda length, rows=rows: (b"\xff" if length == 8 * rows else b"\x07") * length,
+            on_step=lambda step, rows=rows: first.setdefault(rows, step.copy()),
+        )
+
+    assert np.abs(first[50 * batch]).max() > 1e-3
+    np.testing.assert_allclose(first[49 * batch], first[50 * batch], rtol=1e-4, atol=1e-6)
+
+
 def test_a_round_yields_only_the_update_and_public_numbers() -> None:
     result = train()
     assert (result.loss, result.accuracy) == (None, None)
