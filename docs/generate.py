@@ -275,6 +275,7 @@ _LOOK_AT = {
     ExitCode.CERTIFICATE: "[Certificates](../how-to/certificates.md)",
     ExitCode.VERSION: "[Upgrade](../how-to/upgrade.md); the line names both builds",
     ExitCode.PEER: "the address and the roster; if both are right, treat it as an attack",
+    ExitCode.PRIVACY: "[Audit the noise](../how-to/train-with-noise.md#audit-the-noise)",
     ExitCode.INTERRUPTED: "",
     ExitCode.TERMINATED: "",
 }

@@ -53,6 +53,9 @@ class ExitCode(IntEnum):
     PEER = 16
     """The peer is not the one in the roster, or it refuses this site."""
 
+    PRIVACY = 17
+    """An audit with canaries measured more epsilon than the ledger counts."""
+
     INTERRUPTED = 130
     """Interrupted by Ctrl-C."""
 

@@ -1,4 +1,4 @@
-"""``securefda audit``: verify, read, compare and report the audit logs of a run."""
+"""``securefda audit``: verify, read, compare and report the audit logs of a run; and audit a site's noise."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from securefda.cli.audit_privacy import privacy
 from securefda.cli.options import OutputFormat, now
 from securefda.cli.output import Format, print_outcome
 
 if TYPE_CHECKING:
     from securefda.audit.verification import Outcome
 
-app = typer.Typer(help="Verify, read, follow and compare audit logs.")
+app = typer.Typer(help="Verify, read, follow and compare audit logs; audit a site's noise.")
 
 LogArgument = Annotated[
     Path, typer.Argument(metavar="LOG", help="A log: KIT/local/audit/RUN, or a copy of that folder; or a kit.")
@@ -301,6 +302,9 @@ def verify_receipt(
     from securefda.audit.receipt_check import verify_receipt
 
     return _print(output, verify_receipt(file, roster, site=site, run=run, round_number=round_number))
+
+
+app.command("privacy")(privacy)
 
 
 def _print(output: Format, outcome: Outcome) -> int:

@@ -15,6 +15,8 @@ from securefda.text import aligned
 
 if TYPE_CHECKING:
     from securefda.local.task_check import TaskFound
+    from securefda.site.config import AggregatorConfig, SourceConfig
+    from securefda.site.kit import Kit
 
 app = typer.Typer(help="Try a task on a site's rows, and prepare public data.")
 
@@ -82,7 +84,14 @@ def _check_file(file: Path, sites: list[str], overrides: list[str], seed: int) -
     return check_federation(config, sites, seed)
 
 
-def _check_kit(folder: Path, sites: list[str], settings: Path | None, overrides: list[str]) -> TaskFound:
+def kit_and_settings(
+    folder: Path, sites: list[str], settings: Path | None, overrides: list[str]
+) -> tuple[Kit, AggregatorConfig | SourceConfig]:
+    """Return a site's kit and the settings of its process, from ``settings`` or the kit.
+
+    Raises:
+        ConfigError, CertificateError: one of them is wrong, or the kit is another site's than the one in ``sites``.
+    """
     from securefda.site.config import load_aggregator, load_source
     from securefda.site.kit import LOCAL, SETTINGS_FILE, load_kit
 
@@ -90,7 +99,11 @@ def _check_kit(folder: Path, sites: list[str], settings: Path | None, overrides:
     if sites and sites != [kit.site_id]:
         raise ConfigError("--site", f"{folder} is the kit of {kit.site_id}", hint="leave it out")
     file = settings or folder / LOCAL / SETTINGS_FILE
-    config = (load_aggregator if kit.role == "target" else load_source)(file, overrides, os.environ)
+    return kit, (load_aggregator if kit.role == "target" else load_source)(file, overrides, os.environ)
+
+
+def _check_kit(folder: Path, sites: list[str], settings: Path | None, overrides: list[str]) -> TaskFound:
+    kit, config = kit_and_settings(folder, sites, settings, overrides)
     from securefda.local.task_check import check_kit
 
     return check_kit(kit, config)

@@ -40,6 +40,32 @@ def test_bound_is_the_one_that_the_paper_gives_for_75_right_of_100() -> None:
     assert epsilon_lower_bound(100, 75, 1000, 1e-4) == pytest.approx(0.673, abs=0.0005)
 
 
+@pytest.mark.parametrize(
+    ("guesses", "correct", "canaries", "delta", "confidence", "theirs"),
+    [
+        (100, 75, 1000, 1e-4, 0.95, 0.6729847),
+        (250, 250, 1000, 1e-5, 0.95, 4.3912238),
+        (250, 245, 1000, 1e-5, 0.95, 3.1306288),
+        (250, 211, 1000, 1e-5, 0.95, 1.3923885),
+        (250, 173, 1000, 1e-5, 0.95, 0.5762003),
+        (250, 142, 2000, 1e-5, 0.95, 0.0543900),
+        (250, 130, 1000, 1e-5, 0.95, 0.0),
+        (1000, 1000, 2000, 1e-6, 0.95, 5.8037230),
+        (1000, 990, 1000, 1e-6, 0.99, 3.8885374),
+        (400, 398, 1000, 1e-10, 0.999999, 3.0131738),
+        (10, 10, 40, 1e-5, 0.95, 1.0504202),
+        (5000, 4990, 10000, 1e-6, 0.95, 5.6796019),
+        (40, 33, 60, 1e-3, 0.95, 0.7827121),
+        (100, 99, 1000, 1e-3, 0.90, 1.7443795),
+    ],
+)
+def test_bound_is_that_of_jax_privacy(
+    guesses: int, correct: int, canaries: int, delta: float, confidence: float, theirs: float
+) -> None:
+    """What ``CanaryScoreAuditor.epsilon_one_run`` of jax-privacy 2.0.0 returned, which finds it to 1e-6."""
+    assert epsilon_lower_bound(guesses, correct, canaries, delta, confidence) == pytest.approx(theirs, abs=1e-6)
+
+
 @pytest.mark.parametrize(("guesses", "correct"), [(100, 60), (100, 99), (100, 100), (1000, 700), (5000, 4990)])
 def test_bound_without_delta_is_that_of_clopper_and_pearson_on_the_rate_of_right_guesses(
     guesses: int, correct: int
