@@ -70,8 +70,8 @@ def privacy(
 ) -> int:
     """Audit a site's noise with canaries among its rows; exit code 17 if more is measured than its ledger counts.
 
-    It trains here as the site would, and compares a lower bound of epsilon, by how many canaries are recognised, with
-    what the ledger counts for the same training. Nothing is released, and the site's own ledger is not charged.
+    It trains here as the site would. How many canaries are recognised gives a lower bound of epsilon, which it compares
+    with what the ledger counts for the same training. Nothing is released, and the site's own ledger is not charged.
     """
     from securefda.machine import without_collections
     from securefda.site.config import load_federation

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -395,25 +394,11 @@ class _OneTraining(PrivacyAccount):
 _TrainerOf = Callable[[Task, Samples, TrainingSettings], PrivateTrainer]
 
 
-class _Planted(Protocol):
-    """What canaries are planted in.
+class _Steps:
+    """DP-SGD over some rounds, of which an auditor sees every step.
 
     ``numbers`` is the length m of a noisy sum, ``longest`` the most that a row adds to it, and ``rows`` are the site's.
     """
-
-    numbers: int
-    longest: float
-    rows: Samples
-
-    def parts(self, canaries: Samples) -> Tensor:
-        """Return what each canary adds to a sum at the first model, (canaries, m)."""
-
-    def scores(self, canaries: Samples, coins: Tensor) -> Tensor:
-        """Train once with the canaries whose coins are True; return how surely each seems to be in, float64."""
-
-
-class _Steps:
-    """DP-SGD over some rounds, of which an auditor sees every step."""
 
     def __init__(self, own: PrivateTrainer, trainer_of: _TrainerOf, rounds: int, _seed: int) -> None:
         self._own, self._trainer_of, self._rounds = own, trainer_of, rounds
@@ -432,14 +417,16 @@ class _Steps:
         self._settings = replace(settings, optimizer="sgd", momentum=0.0, weight_decay=0.0)
 
     def parts(self, canaries: Samples) -> Tensor:
+        """Return what each canary adds to a sum at the first model, (canaries, m)."""
         return self._gradients(self._own.initial_model(), canaries)
 
     def scores(self, canaries: Samples, coins: Tensor) -> Tensor:
-        rows, own = together(self.rows, canaries), len(self.rows)
+        """Train once with the canaries whose coins are True; return how surely each seems to be in, float64."""
+        rows, count = together(self.rows, canaries), len(self.rows)
         batch = -(-len(rows) // self._batches)
         numbers = torch.arange(batch * self._batches)
         counts = torch.zeros(len(numbers), dtype=torch.bool)
-        counts[:own], counts[own : len(rows)] = True, coins
+        counts[:count], counts[count : len(rows)] = True, coins
         task = TaskWithBlanks(self._own.task, rows.at(numbers.where(numbers < len(rows), 0)), counts)
         settings = replace(self._settings, batch_size=batch, learning_rate=self._rate_per_row * batch)
         trainer = self._trainer_of(task, task.rows, settings)
@@ -461,7 +448,7 @@ class _Steps:
 
 
 class _Moments:
-    """One release of second moments."""
+    """One release of second moments; attributes and methods as of :class:`_Steps`."""
 
     def __init__(self, own: PrivateTrainer, trainer_of: _TrainerOf, rounds: int, seed: int) -> None:
         if rounds != 1:
@@ -491,7 +478,7 @@ class _Moments:
         return evidence_of_rows(parts, total - self._sums - parts.sum(0) / 2, even, noise)
 
 
-def _strength(planted: _Planted, canaries: Samples) -> float:
+def _strength(planted: _Steps | _Moments, canaries: Samples) -> float:
     """Return the mean length of what canaries add, in units of the most that a row can add."""
     try:
         strength = float(planted.parts(canaries).norm(dim=1).mean()) / planted.longest

@@ -62,9 +62,11 @@ def found(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_an_honest_site_is_below_its_ledger_in_text_and_in_json(
     federation: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit(federation, "--canaries", "200", "--rounds", "2", "--site", "west") == 0
+    """Its guesses would have to be five standard deviations better than they are on average to end it otherwise."""
+    asked = ["--canaries", "600", "--trainings", "10", "--rounds", "2"]
+    assert audit(federation, *asked, "--site", "west") == 0
     text = capsys.readouterr().out
-    assert audit(federation, "--canaries", "200", "--rounds", "2", "--delta", "1e-4", "--format", "json") == 0
+    assert audit(federation, *asked, "--delta", "1e-6", "--format", "json") == 0
     data = found(capsys)["data"]
 
     shown = dict(line.split("  ", 1) for line in text.splitlines() if "  " in line)
@@ -72,11 +74,11 @@ def test_an_honest_site_is_below_its_ledger_in_text_and_in_json(
     assert shown["budget"].strip() == "epsilon 8 at delta 1e-05 by rdp"
     assert shown["noise"].strip() == "on sums of gradients: noise multiplier 4, clip norm 1"
     assert shown["training"].strip() == "2 rounds of 1 step, sampling rate 1"
-    assert shown["canaries"].strip() == "200 in 7 trainings, up to 29 in each"
+    assert shown["canaries"].strip() == "600 in 10 trainings, up to 60 in each"
     assert shown["verdict"].strip() == BELOW
     assert "proves nothing about it" in " ".join(text.split())
     assert "Nothing was released, and the site's ledger was not touched" in " ".join(text.split())
-    assert (data["site"], data["release"], data["guesses"], data["delta"]) == ("east", "training", 50, 1e-4)
+    assert (data["site"], data["release"], data["guesses"], data["delta"]) == ("east", "training", 150, 1e-6)
     assert (data["above_ledger"], data["verdict"]) == (False, BELOW)
     assert 0 <= data["epsilon_at_least"] < data["epsilon_of_ledger"] < 2
     assert list(temporary.glob(OURS)) == []
@@ -85,9 +87,9 @@ def test_an_honest_site_is_below_its_ledger_in_text_and_in_json(
 def test_a_quarter_of_the_noise_ends_with_an_exit_code_of_its_own(
     federation: Path, temporary: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """About 841 of 1000 guesses are right, seven standard deviations more than the ledger allows."""
+    """About 632 of 750 guesses are right, six standard deviations more than the ledger allows."""
     with switched_off(noise_scaled(0.25), roster=roster_of(3)):
-        assert audit(federation, "--canaries", "4000", "--trainings", "50") == 17
+        assert audit(federation, "-q", "--canaries", "3000", "--trainings", "30") == 17
     out, err = capsys.readouterr()
 
     assert out.splitlines()[9].split("  ")[-1].strip() == ABOVE

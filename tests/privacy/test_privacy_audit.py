@@ -3,7 +3,7 @@
 Coins and noise are the operating system's, so every run differs. The bound of an honest site exceeds its epsilon with a
 probability of at most 1e-6, since that is the confidence it is made with, at a small delta: with a large one, luck is
 too likely for such a confidence. The bound of the faulty site has the confidence and the delta of the command; it is
-missed if the number of right guesses, about 1065 of 1250, is nine standard deviations below its mean.
+missed if the number of right guesses, about 850 of 1000, is eight standard deviations below its mean.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from threat_model.private_sites import Rows, rows_of, sgd
 
 SURE = 1 - 1e-6
 ROWS = 20
-MANY = Question(canaries=5000, trainings=50)
+MANY = Question(canaries=4000, trainings=40)
 FEW = Question(canaries=100, trainings=1, guesses=40)
 RELEASES = pytest.mark.parametrize("release", list(Release))
 
