@@ -128,7 +128,7 @@ def drawn_ring(header: Header, ctx1: bytes, members: Iterable[int]) -> Ring:
 
 
 def reports_digest(commitments: Mapping[int, bytes]) -> bytes:
-    """Digest of what the members of U2 committed to in R1, by roster index; empty in SFDA-SA/2, where nobody does."""
+    """Digest of what the members of U2 committed to in R1, by roster index; empty in SFDA-SA/2, which has none."""
     in_order = b"".join(commitments[index] for index in sorted(commitments))
     return labelled_digest("reports", in_order) if in_order else b""
 

@@ -1,4 +1,4 @@
-"""The certificate of a site that leaves: from when on nobody is to accept its keys, and what it has released by then.
+"""The certificate of a site that leaves: when its keys stop being accepted, and what it has released by then.
 
 The site signs it with the key that it revokes. Every other site takes the file into ``local/left`` of its kit and
 refuses these keys from then on, before the authority has made a roster without them. Keys that the site gets later, if
