@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from securefda.bootstrap import endpoint_of
 from securefda.cli import main
@@ -26,9 +27,7 @@ from securefda.site.policy.signed import write_policy_signature
 @pytest.fixture(scope="module")
 def founded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A federation on a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     root = tmp_path_factory.mktemp("founded") / "kits"
     address = ["--address", f"127.0.0.1:{port}", "--set", "privacy.min-others=3", "--set", "session.attempts=4"]
     assert main(["federation", "init", str(sample("digits")), "--out", str(root), *address]) == 0

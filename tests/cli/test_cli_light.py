@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 from audit_party import Party
+from free_ports import free_port
 from typer.main import get_command
 
 from securefda.cli import main
@@ -123,9 +123,7 @@ class Equivocation(WithoutNoise, Equivocates):
 def placed(folder: Path) -> dict[str, Any]:
     """Kits and logs for the commands, and where they put things."""
     kits = folder / "kits"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     assert main(["federation", "init", str(sample("digits")), "--out", str(kits)]) == 0
     away, bare = shutil.move(kits / "source-1", folder / "away"), shutil.copytree(kits / "target", folder / "bare")
     (bare / "local" / "settings.toml").unlink()

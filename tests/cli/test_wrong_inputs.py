@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 from audit_party import RUN, Party
 from budget_owner import found_noisy
+from free_ports import free_port
 from PIL import Image
 from plain_user import plain_user
 
@@ -1477,8 +1478,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wrong") / "template"
     folder.mkdir()
     (folder / "federation.toml").write_text(FEDERATION)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     file, kits = str(folder / "federation.toml"), str(folder / "kits")
     assert main(["federation", "init", file, "--out", kits, "--address", address]) == 0
     found_noisy(folder / "noisy")

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Any
 import fork_server
 import pytest
 from fork_server import REPOSITORY
+from free_ports import free_port
 
 from securefda.cli import main
 from securefda.errors import ExitCode
@@ -126,14 +126,6 @@ def children_of(pid: int) -> list[int]:
         if parent == pid:
             found.append(int(folder.name))
     return found
-
-
-def free_port() -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Kits:

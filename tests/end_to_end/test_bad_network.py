@@ -9,7 +9,8 @@ import pytest
 from bad_network import BadNetwork, Conditions, Fault
 from bad_network import main as show
 from depth import at_depth
-from e2e_processes import WAIT_S, Kits, free_port, kits
+from e2e_processes import WAIT_S, Kits, kits
+from free_ports import free_port
 
 from securefda.cli import main
 

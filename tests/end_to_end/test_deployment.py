@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e_processes import Process, free_port
+from e2e_processes import Process
 from fork_server import REPOSITORY
+from free_ports import free_port
 
 from securefda.cli import main
 from securefda.errors import ExitCode

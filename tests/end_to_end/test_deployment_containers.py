@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from e2e_processes import Process, children_of, free_port, kits
+from e2e_processes import Process, children_of, kits
 from fork_server import REPOSITORY
+from free_ports import free_port
 
 from securefda.cli import main
 from securefda.errors import ExitCode

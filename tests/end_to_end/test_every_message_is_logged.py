@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e_processes import Kits, free_port, kits
+from e2e_processes import Kits, kits
+from free_ports import free_port
 from wire_evidence import Line, Proxy, Wire, differences, lines_of_log, payloads, seen_from_the_other
 from wire_tap import Seen, read_tap
 

@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from e2e_processes import Process, free_port
+from e2e_processes import Process
+from free_ports import free_port
 
 from securefda.cli import main
 from securefda.operations.run_folder import read_run

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from depth import at_depth
-from e2e_processes import REPOSITORY, Process, free_port, kits
+from e2e_processes import REPOSITORY, Process, kits
+from free_ports import free_port
 from listening import listening
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc/net")

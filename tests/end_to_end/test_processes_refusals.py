@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from e2e_processes import Kits, Process, assert_one_clear_line, free_port, kits
+from e2e_processes import Kits, Process, assert_one_clear_line, kits
+from free_ports import free_port
 
 from securefda import __version__
 from securefda.audit.reading import events_in

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_processes import REPOSITORY, Kits, free_port, kits
+from e2e_processes import REPOSITORY, Kits, kits
+from free_ports import free_port
 
 from securefda.errors import ExitCode
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_processes import free_port
+from free_ports import free_port
 from operations_roster import FINISHED, SITES, Console, roster
 from prometheus_client.parser import text_string_to_metric_families
 

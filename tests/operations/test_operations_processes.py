@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_processes import REPOSITORY, Kits, assert_one_clear_line, free_port, kits
+from e2e_processes import REPOSITORY, Kits, assert_one_clear_line, kits
+from free_ports import free_port
 from operations_tasks import OPTION_VALUE, ROW_VALUE
 
 from securefda.cli import main
@@ -24,18 +25,6 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 SITES = ("target", "source-1", "source-2", "source-3")
 LOGS = ("logging.file=site.log", "logging.json-file=site.jsonl", "logging.level=debug")
 PATHS = {"PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, Path(__file__).parent, REPOSITORY / "tests/end_to_end")))}
-
-
-def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on at this moment."""
-    while True:
-        first = free_port()
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-        except (OSError, OverflowError):
-            continue
-        return first
 
 
 def scrape(port: int) -> list[str]:
@@ -63,7 +52,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     root = tmp_path_factory.mktemp("watched")
     (root / "data").mkdir()
     (root / "data" / "hold").write_text("")
-    port = free_ports(len(SITES))
+    port = free_port(len(SITES))
     settings = (
         f"metrics.port={port}",
         "strategy.rounds=2",
@@ -173,7 +162,7 @@ def test_a_run_on_one_machine_keeps_each_sites_log_in_its_own_folder(tmp_path: P
         '[task]\nfactory = "securefda.tasks.digits:Digits"\n'
         "[strategy]\nrounds = 2\nwarm-up-rounds = 1\n"
         '[logging]\nfile = "site.log"\njson-file = "site.jsonl"\n'
-        f"[metrics]\nport = {free_ports(len(SITES))}\n"
+        f"[metrics]\nport = {free_port(len(SITES))}\n"
     )
     assert main(["run", str(file), "--out", str(out)]) == 0
     for site in SITES:

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 from federation_builder import make
+from free_ports import free_port
 
 from securefda.errors import AuthenticationError, CertificateError, ConfigError, ConnectionFailed, DataError, ExitCode
 from securefda.site.certificates import identify_peer, parse_certificate
@@ -79,9 +80,7 @@ def silent_listener() -> Iterator[Address]:
 
 
 def free_address() -> Address:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Address("127.0.0.1", probe.getsockname()[1])
+    return Address("127.0.0.1", free_port())
 
 
 def exit_code(findings: tuple[Finding, ...]) -> ExitCode:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
+from free_ports import free_port
 from transport_kit import (
     FAST,
     TARGET,
@@ -275,8 +275,7 @@ async def test_sites_with_different_heartbeats_do_not_lose_each_other() -> None:
 @scenario
 async def test_a_restart_of_the_machine_between_two_dials_is_survived_without_a_port() -> None:
     sites = Sites()
-    with socket.create_server(("127.0.0.1", 0)) as placeholder:
-        address = f"127.0.0.1:{placeholder.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     settings = TransportSettings(heartbeat_s=0.2, reconnect_deadline_s=10.0)
     for round_number in range(3):
         async with sites.listening(settings, listen=address) as (server, _):
