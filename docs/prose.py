@@ -1,15 +1,15 @@
 """Read the pages as an editor would, by the rules of ``prose.toml``: words to avoid, and sentences that are too long.
 
-    python docs/prose.py [--long] [PAGE ...]
+    python docs/prose.py [PAGE ...]
 
-Exit code 1 where a page has a word of the list, or a sentence that is longer than an error. Blocks of code, comments,
-formulas and the targets of links are not read. Of a table, each cell is read by itself, and each part of a list in it.
+Exit code 1 where a page has a word of the list, or a sentence with more words than ``most-words``. Blocks of code,
+comments, formulas and the targets of links are not read. Of a table, each cell is read by itself, and each part of a
+list in it.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
 import tomllib
@@ -77,48 +77,35 @@ def sentences(text: str, unread: Collection[str] = ()) -> Iterator[Sentence]:
         yield from (Sentence(line, one) for one in _ENDS.split(plain))
 
 
-def faults(sentence: Sentence, rules: Mapping[str, Any], most: float) -> Iterator[str]:
-    """What is wrong with a sentence, which may have ``most`` words."""
+def faults(sentence: Sentence, rules: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a sentence."""
     for pattern, better in rules["words"].items():
         if found := re.search(pattern, sentence.text, re.IGNORECASE):
             yield f'"{found[0][:40]}": {better}'
-    if sentence.words > most:
+    if sentence.words > rules["sentence"]["most-words"]:
         yield f"{sentence.words} words: {sentence.text}"
-
-
-def most_words(page: Path, length: Mapping[str, Any]) -> float:
-    """How many words a sentence of a page may have, by the table ``sentence`` of the rules."""
-    if page.name in length["any-length"]:
-        return math.inf
-    still_long = any(page.resolve() in ROOT.glob(pattern) for pattern in length["still-long"])
-    return length["most-words"] if still_long else length["many-words"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is wrong with the pages; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--long", action="store_true", help="print sentences that are only counted, too")
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="instead of those that prose.toml names")
     given = parser.parse_args(arguments)
     rules = tomllib.loads((HERE / "prose.toml").read_text(encoding="utf-8"))
-    length = rules["sentence"]
     named = {path for pattern in rules["pages"]["read"] for path in ROOT.glob(pattern)}
     pages = given.pages or sorted(
         path for path in named if "_build" not in path.parts and path.name not in rules["pages"]["leave-out"]
     )
-    wrong = many = 0
+    wrong = 0
     for page in pages:
         name = page.resolve().relative_to(ROOT).as_posix()
-        most = most_words(page, length)
+        still_long = name in rules["sentence"]["still-long"]
+        limits = rules | {"sentence": {"most-words": 35}} if still_long else rules
         for sentence in sentences(page.read_text(encoding="utf-8"), rules["pages"]["unread-columns"]):
-            for fault in faults(sentence, rules, most):
+            for fault in faults(sentence, limits):
                 wrong += 1
                 print(f"{name}:{sentence.line}: {fault}")
-            if length["many-words"] < sentence.words <= min(most, length["most-words"]):
-                many += 1
-                if given.long:
-                    print(f"{name}:{sentence.line}: {sentence.words} words: {sentence.text}")
-    print(f"{len(pages)} pages; {wrong} to correct; {many} sentences over {length['many-words']} words")
+    print(f"{len(pages)} pages; {wrong} to correct")
     return int(wrong > 0)
 
 
