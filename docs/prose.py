@@ -99,10 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = 0
     for page in pages:
         name = page.resolve().relative_to(ROOT).as_posix()
-        still_long = name in rules["sentence"]["still-long"]
-        limits = rules | {"sentence": {"most-words": 35}} if still_long else rules
         for sentence in sentences(page.read_text(encoding="utf-8"), rules["pages"]["unread-columns"]):
-            for fault in faults(sentence, limits):
+            for fault in faults(sentence, rules):
                 wrong += 1
                 print(f"{name}:{sentence.line}: {fault}")
     print(f"{len(pages)} pages; {wrong} to correct")

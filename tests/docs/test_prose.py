@@ -64,6 +64,7 @@ def test_code_comments_and_short_sentences_are_not(text: str) -> None:
     [
         "README.md",
         "docs/how-to/bad-networks.md",
+        "docs/explanation/results/bad-networks.md",
         "threat_model/sfda-sa-1.md",
         "tests/vectors/README.md",
     ],
