@@ -8,6 +8,7 @@ is taken as public, does not depend on who is in.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import shake_256
 from itertools import count
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from securefda.privacy.dp_events import Budget
 from securefda.privacy.ledger import Ledger
 from securefda.protocol.secret import RandomBytes
-from securefda.site.privacy_account import PrivacyAccount, data_set_of
+from securefda.site.privacy_account import PrivacyAccount, Reserving, data_set_of
 from securefda.site.private_trainer import PrivateTrainer
 from securefda.tasks import Samples, Task, TaskSettings
 from securefda.training import LocalResult, NoiseSettings, SecretSeed, TrainingSettings, Vector
@@ -137,11 +138,13 @@ def private_trainer(
     budget: Budget = WIDE,
     random_bytes: RandomBytes = os.urandom,
     name: str = "rows",
+    reserving: Reserving = Reserving(),  # noqa: B008 - it is frozen
+    unix_time: Callable[[], float] = lambda: NOON,
 ) -> PrivateTrainer:
     """Return a site that trains by DP-SGD with a ledger in ``folder``, made if there is none."""
     data_set, file = data_set_of("site", name, data), folder / f"{name}.ledger.sqlite"
     ledger = Ledger(file, data_set) if file.exists() else Ledger.create(file, data_set, now=NOON)
-    account = PrivacyAccount(ledger, data_set, budget, PUBLIC_KEY, unix_time=lambda: NOON)
+    account = PrivacyAccount(ledger, data_set, budget, PUBLIC_KEY, unix_time=unix_time, reserving=reserving)
     return PrivateTrainer(task or Rows(), "site", data, settings, SEED, account=account, random_bytes=random_bytes)
 
 

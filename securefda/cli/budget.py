@@ -180,7 +180,7 @@ def release(
 ) -> None:
     """Free what a run has reserved of the budget and not spent, for a run that is over or will not begin.
 
-    What was charged stays spent. A run that goes on after all is charged against what is left.
+    What was charged stays spent. A run that goes on after all is charged against what is left, and reserves no more.
     """
     from securefda.site.budget import require_reservation
 

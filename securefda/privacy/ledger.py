@@ -62,6 +62,8 @@ from securefda.privacy.reservations import (
     missing_rounds,
     require_unreserved,
     reservations,
+    unused,
+    was_released_by_hand,
 )
 from securefda.text import counted
 
@@ -206,14 +208,16 @@ class Ledger:
     ) -> RunReservation | None:
         """Reserve the rounds of a run that are still to come; nothing is charged.
 
-        A run that has a reservation keeps it, with its day, unless its rounds cost something else by now.
+        A run that has a reservation keeps it, with its day, unless its rounds cost something else by now. One whose
+        reservation the operator released gets no other.
 
         Args:
             event: a round of the run; all cost the same.
             rounds: of the whole run. Those that the budget does not pay for beside what is spent are not reserved.
             budget: the present budget of the policy.
             now: Unix time in seconds.
-            expires: from this Unix time on a new reservation does not count.
+            expires: from this Unix time on a new reservation does not count. The time until then is halved for each
+                earlier reservation that nothing was charged of.
             alone: the site takes part in one run at a time, so this run ends the reservations of all others.
 
         Returns:
@@ -227,12 +231,12 @@ class Ledger:
         with self._changing() as state:
             state.check(self._data, now)
             own = reservations(state.rows, now).get(event.run_id)
-            if own is not None and own.pays_for(event):
+            if (own is not None and own.pays_for(event)) or was_released_by_hand(state.rows, event.run_id):
                 return None
             wanted = self._plan(state.rows, event, rounds, budget, now, alone=alone)
-            if not wanted:
+            expires = own.expires if own else now + (expires - now >> unused(state.rows))
+            if not wanted or expires <= now:
                 return None
-            expires = expires if own is None else own.expires
             state.append("run-reserved", now, fields_of(event, wanted, expires, alone=alone))
         return RunReservation(state.head.count, event, wanted, wanted, now, expires)
 

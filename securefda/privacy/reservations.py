@@ -2,6 +2,9 @@
 
 A reservation holds rounds, not an epsilon, since epsilons do not add up. It ends at its day, when it is released, when
 all its rounds are charged, and by a reset of the ledger. Until then other runs can neither reserve nor spend it.
+
+Reserving costs a target nothing. So each reservation that nothing was charged of halves the time of the next one.
+However often runs reserve and spend nothing, they hold a budget for less than twice the time of the first.
 """
 
 from __future__ import annotations
@@ -70,6 +73,32 @@ def reservations(rows: Sequence[Row], now: int) -> dict[str, RunReservation]:
             if own is not None and own.pays_for(event):
                 held[own.run] = replace(own, left=own.left - 1)
     return {run: one for run, one in held.items() if one.left > 0 and now < one.expires}
+
+
+def unused(rows: Sequence[Row]) -> int:
+    """Return how many reservations, over or not, no charge has made up for.
+
+    A charge of the reservation's own run makes up for it, and one of a run that began later: a round was paid.
+    """
+    idle: list[tuple[str, int, frozenset[str]]] = []  # run, its day, and the runs that had begun before
+    begun: frozenset[str] = frozenset()
+    for row in rows[last_reset(rows) :]:
+        if (planned := row.planned) is not None:
+            run, until = planned.run_id, row.fields["expires"]
+            if (run, until) not in {held[:2] for held in idle}:  # else made anew, for another cost
+                idle.append((run, until, begun - {run}))
+            begun |= {run}
+        elif row.kind == "reserved" and (event := row.event) is not None:
+            run = event.run_id
+            idle = [held for held in idle if held[0] != run and run in held[2]]
+            begun |= {run}
+    return len(idle)
+
+
+def was_released_by_hand(rows: Sequence[Row], run: str) -> bool:
+    """Whether the operator has released what the run had reserved, since the last reset."""
+    since = rows[last_reset(rows) :]
+    return any(row.kind == "run-released" and row.fields == {"run": run, "why": "by-hand"} for row in since)
 
 
 def events_of(held: Iterable[RunReservation]) -> list[DpEvent]:

@@ -202,6 +202,59 @@ def test_where_a_site_takes_part_in_one_run_at_a_time_the_next_ends_the_reservat
         charge(site, A, 2)
 
 
+def days(site: Site, now: int = NOON) -> dict[str, float]:
+    return {one.run: (one.expires - one.made) / DAY for one in site.ledger.reservations(now)}
+
+
+def test_each_reservation_without_a_charge_halves_the_time_of_the_next(site: Site) -> None:
+    now, lasted = NOON, []
+    for number in range(30):
+        reserve(site, replace(EVENT, run_id=f"run-{number}"), 10, now=now)
+        lasted += days(site, now).values()
+        now = NOON + round(sum(lasted) * DAY)
+
+    assert lasted[:4] == [7, 3.5, 1.75, 0.875]
+    assert 13.9 < sum(lasted) < 14
+    assert len(lasted) == len(site.ledger.rows()) - 1 == 20  # what counts for no second is not written
+
+
+@pytest.mark.parametrize("ended", ["ended", "by-hand"])
+def test_a_reservation_that_was_released_unused_halves_the_next_too(site: Site, ended: str) -> None:
+    reserve(site, A, 10)
+    site.ledger.release_run("run-a", ended, now=NOON)
+
+    reserve(site, B, 10)
+
+    assert days(site) == {"run-b": 3.5}
+
+
+def test_a_round_of_the_run_or_of_a_later_one_gives_the_whole_time_back(site: Site) -> None:
+    third = replace(EVENT, run_id="run-c")
+    reserve(site, A, 3)
+    reserve(site, B, 3)
+    assert days(site) == {"run-a": 7, "run-b": 3.5}
+
+    charge(site, A, 1)  # makes up for its own alone: it had begun before the other
+
+    reserve(site, third, 2)
+    assert days(site)["run-c"] == 3.5
+    charge(site, third, 1)
+    reserve(site, replace(EVENT, run_id="run-d"), 1)
+    assert days(site)["run-d"] == 7
+
+
+def test_a_run_whose_reservation_the_operator_released_gets_no_other(site: Site) -> None:
+    reserve(site, A, 6)
+    charge(site, A, 1)
+    site.ledger.release_run("run-a", "by-hand", now=NOON)
+    before = site.ledger.rows()
+
+    reserve(site, A, 6)
+
+    assert site.ledger.rows() == before
+    charge(site, A, 2)  # out of what is left
+
+
 def test_a_reset_ends_every_reservation(site: Site) -> None:
     reserve(site, A, 6)
 

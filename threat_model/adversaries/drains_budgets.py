@@ -1,12 +1,25 @@
-"""T19: rounds that are charged and never finished, until nothing of a site's budget is left."""
+"""T19: rounds that are charged and never finished, until nothing of a site's budget is left; runs that only reserve."""
 
 from __future__ import annotations
 
 from hashlib import sha256
 
-from securefda.aggregator.headers import AttemptPosition
+from securefda.aggregator.headers import AttemptPosition, schedule_of
 from securefda.protocol.encoding import vector_to_wire
-from securefda.protocol.messages import Advertise, KeyList, Result, Send, Step, Survivors
+from securefda.protocol.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
+    RUN_ID_BYTES,
+    Advertise,
+    Join,
+    KeyList,
+    Parcel,
+    Result,
+    Send,
+    Step,
+    Survivors,
+)
+from securefda.protocol.secret import draw
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.sites import AggregatorSeat
 
@@ -90,3 +103,34 @@ class PaysWithWords(MaliciousAggregator):
     def key_list_for(self, index: int) -> KeyList | None:  # noqa: ARG002 - of the base
         """Return None: the round is over."""
         return None
+
+
+class HoldsBudget(MaliciousAggregator):
+    """Opens one run after another, announces as many rounds as it may, and begins none.
+
+    Powers: the target's key, and to open runs as it likes.
+    Goal: that a source keeps its budget for runs that will never spend it, and refuses every other.
+    Source: our own.
+    """
+
+    threat = "T19"
+
+    def next_place(self) -> AttemptPosition | None:
+        """Return None: a round would cost the budget."""
+        return None
+
+    def receive(self, parcel: Parcel) -> list[Send]:
+        """Receive as usual; a source that joins hears what is planned."""
+        schedule, index = [], parcel.message.sender
+        if isinstance(parcel.message.body, Join):
+            planned = schedule_of(self.run, self.seat.settings, len(self.seat.site.sources))
+            schedule = [Send(index, Parcel(self.signer.sign(NO_SESSION, NO_CONTEXT, planned)))] if planned else []
+        return schedule + super().receive(parcel)
+
+    def open_another(self) -> list[Send]:
+        """Begin another run; sources join it as they connect again."""
+        self.run = draw(self.seat.site.random_bytes, RUN_ID_BYTES)
+        self.witness.enter(self.run_id)
+        self.witness.renew()
+        self.instance += 1
+        return []

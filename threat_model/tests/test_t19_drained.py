@@ -1,7 +1,12 @@
-"""T19: a target that finishes no round is left by a source before much of its budget is gone."""
+"""T19: a target that finishes no round is left by a source before much of its budget is gone; one that opens runs and
+begins none keeps the budget from other runs for less than two weeks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,17 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from securefda.privacy import reservations
 from securefda.privacy.dp_events import Budget
+from securefda.privacy.reservations import DAY_S
 from securefda.protocol.messages import Advertise, MaskedInput
 from securefda.rules import Strategy
+from securefda.site.privacy_account import Reserving
 from securefda.site.private_trainer import PrivateTrainer
-from threat_model.adversaries.drains_budgets import AbortsRounds, DrainsBudget, PaysWithWords
-from threat_model.private_sites import DELTA, private_trainer, rows_of, sgd, spent
+from threat_model.adversaries.drains_budgets import AbortsRounds, DrainsBudget, HoldsBudget, PaysWithWords
+from threat_model.private_sites import DELTA, NOON, private_trainer, rows_of, sgd, spent
 from threat_model.sites import INPUTS
-from threat_model.stage import MakesStage, Stage
-from threat_model.switches import ANSWERED_SESSION, switched_off
+from threat_model.stage import MakesStage, Stage, honest_aggregator
+from threat_model.switches import ANSWERED_SESSION, Switch, replaced, switched_off
 
 N, VICTIM = 3, 1
+HOLDS = 10
+WHOLE_TIME = replaced("less time after what was not used", reservations, "unused", lambda _: lambda _: 0)
+"""Every run reserves for the whole of dp.reserve-days, whatever the runs before it did with theirs."""
 BUDGET = Budget(8.0, DELTA)
 ROWS = rows_of(np.eye(20, INPUTS), np.arange(20))
 NOISY = sgd(0.01, 20, noise=4.0)
@@ -31,9 +42,9 @@ FINISHES_NONE = pytest.mark.parametrize(
 
 
 def private_stage(
-    staged: MakesStage, ledgers: Path, adversary: Any = DrainsBudget, **options: Any
+    staged: MakesStage, ledgers: Path, adversary: Any = DrainsBudget, *, how: Mapping[str, Any] = {}, **options: Any
 ) -> tuple[Stage, PrivateTrainer]:
-    site = private_trainer(ledgers, ROWS, NOISY, budget=BUDGET)
+    site = private_trainer(ledgers, ROWS, NOISY, budget=BUDGET, **how)
     settings = {"strategy": Strategy(rule="source_only", rounds=100)}  # type: ignore[arg-type]
     return staged(N, aggregator=adversary, trainers={VICTIM: site}, settings=settings, **options), site
 
@@ -83,3 +94,63 @@ def test_budget_is_gone_where_results_count_however_far_their_sessions_came(stag
         stage.play()
     assert stage.said(VICTIM, MaskedInput) == []
     assert 0.95 * BUDGET.epsilon < spent(site) <= BUDGET.epsilon
+
+
+@dataclass
+class Held:
+    """A source whose budget runs reserve, and the clock of its ledger, in Unix seconds."""
+
+    staged: MakesStage
+    ledgers: Path
+    off: Switch | None = None
+    now: int = NOON
+
+    def on_a_stage(self, aggregator: Any) -> tuple[Stage, PrivateTrainer]:
+        how = {"reserving": Reserving(days=7), "unix_time": lambda: self.now}
+        return private_stage(self.staged, self.ledgers, aggregator, how=how, model_step=1e9)
+
+    def days_held(self, runs: int) -> float:
+        """The attacker opens a run whenever nothing is reserved; returns for how many days most of the budget was."""
+        stage, site = self.on_a_stage(HoldsBudget)
+        stage.open()
+        days = 0.0
+        with switched_off(self.off, roster=stage.roster) if self.off else nullcontext():
+            for _ in range(runs):
+                while stage.under_way:
+                    stage.deliver()
+                ends = [one.expires for one in site.account.ledger.reservations(self.now) if one.left > 20]
+                days += sum(ends) / DAY_S - len(ends) * self.now / DAY_S
+                self.now = max(ends, default=self.now + DAY_S)
+                stage.at_target(stage.adversary.open_another)
+            while stage.under_way:
+                stage.deliver()
+        assert spent(site) == 0
+        return days
+
+    def honest_run(self) -> Stage:
+        """A run of the honest target a day later."""
+        self.now += DAY_S
+        stage, _ = self.on_a_stage(honest_aggregator)
+        stage.open()
+        while not stage.accepted(VICTIM) and stage.step():
+            pass
+        return stage
+
+
+@pytest.mark.threat("T19")
+def test_runs_that_only_reserve_hold_a_budget_for_less_than_two_weeks(staged: MakesStage, ledgers: Path) -> None:
+    held = Held(staged, ledgers)
+    assert 13 < held.days_held(HOLDS) < 14
+    assert held.honest_run().accepted(VICTIM) == 1
+
+
+@pytest.mark.threat("T19")
+@pytest.mark.control
+def test_runs_that_only_reserve_hold_it_for_ever_where_each_has_the_whole_time(
+    staged: MakesStage, ledgers: Path
+) -> None:
+    held = Held(staged, ledgers, off=WHOLE_TIME)
+    assert held.days_held(HOLDS) == 7 * HOLDS
+    refused = held.honest_run()
+    assert refused.refusals(VICTIM) == ["dp.reserve-days"]
+    assert refused.accepted(VICTIM) == 0
