@@ -195,7 +195,9 @@ def _parties(dossier: Dossier) -> Table:
     if dossier.in_clear:
         helped = "nothing helps: this policy lets the target see single updates"
     elif policy.max_colluders:
-        helped = f"at most {policy.max_colluders} of them may pass what they know to the target"
+        spare = policy.max_colluders
+        helped = f"that at most {spare} of them {'passes what it knows' if spare == 1 else 'pass what they know'}"
+        helped += " to the target"
     else:
         helped = "that none of them gives the target its own update, masks or keys"
     named = f" Named as trusted: {', '.join(policy.trusted_peers)}." if policy.trusted_peers else ""
@@ -340,11 +342,13 @@ def _learns(dossier: Dossier) -> Table:
         spare = policy.max_colluders
         if spare:
             helped = (
-                f"the same sums: up to {spare} helpers are counted in, and {policy.min_others} others still hide it"
+                f"the same sums: {counted(spare, 'such helper')} {'is' if spare == 1 else 'are'} counted in, and it is "
+                f"still hidden among {counted(policy.min_others, 'other')}"
             )
             rows.append([f"{target} with {spare} of the sources", helped, _found(hides, noise)])
         left = hides - 1
-        fewer = f"a sum over {left}, since the other takes its own part out" if left > 1 else "this site's update alone"
+        own = "they take their own parts" if spare else "the other takes its own part"
+        fewer = f"a sum over {left}, since {own} out" if left > 1 else "this site's update alone"
         rows.append([f"{target} with {counted(spare + 1, 'source')}", fewer, _found(left, noise)])
         if others > spare + 1:
             rows.append([f"{target} with all other sources", "this site's update alone", _found(1, noise)])
@@ -372,8 +376,9 @@ def _noise(dossier: Dossier) -> Iterator[Part]:
     dp = policy.dp
     share = guessed_right(dp.target_epsilon)
     meaning = (
-        f"ε = {dp.target_epsilon:g} limits what all that leaves, but the number of rows, reveals about one row. It is "
-        "for all rounds and runs together; once it is spent, no round with noise begins. Someone knows all other rows "
+        f"ε = {dp.target_epsilon:g} limits what everything that leaves, except the number of rows, reveals about one "
+        "row. It is for all rounds and runs together; once it is spent, no round with noise begins. Suppose that "
+        "someone knows all other rows "
         f"and guesses, at even odds, whether this one was used. That person is right in at most {share:g} of 100 "
         "cases, and in 50 without seeing any of it. At one false alarm in a hundred, as in the figures above, it lets "
         f"at most {found_at_most(dp.target_epsilon, dp.target_delta)} of 100 be found. δ (delta) = "

@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 from audit_report_logs import RUN, Logs
 from audit_report_pages import page_of
+from signed_messages import kept_form
 
 from securefda.audit.log_records import DpSpent, Entry
 from securefda.audit.report.mapped import FACTS
 from securefda.audit.report.mappings import MAPPINGS, Question
 from securefda.cli import main
+from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Refusal, Signer
+from securefda.transport.wire import encode
 
 ROOT = Path(__file__).parents[2]
-QUESTIONS = [question for text in MAPPINGS.values() for question in text.questions]
+ASKED = [(name, question) for name, text in MAPPINGS.items() for question in text.questions]
+QUESTIONS = [question for _, question in ASKED]
 
 pytestmark = pytest.mark.usefixtures("no_disk_sync")
 
@@ -36,11 +40,45 @@ class SpendsMore(Logs):
         self.logs[site].append(Entry("event", "ledger-updated", number, dp=dp))
 
 
-class Stricter(Logs):
-    def policy(self, site: str) -> bytes:
-        data = super().policy(site)
-        assert b"target-epsilon = 8.0" in data
-        return data.replace(b"target-epsilon = 8.0", b"target-epsilon = 3.0")
+class Diverges(Logs):
+    def close(self) -> Path:
+        signer = Signer(self.sites.index("source-1"), self.keys["source-1"], encode)
+        self.kept["source-1"].keep(kept_form(signer.sign(NO_SESSION, NO_CONTEXT, Refusal("DIVERGED"))))
+        return super().close()
+
+
+class LosesRounds(Logs):
+    def message(self, sender: str, receiver: str, kind: str, *args: Any, **options: Any) -> None:
+        if kind != "Result":
+            super().message(sender, receiver, kind, *args, **options)
+
+
+def with_policy(**changes: str) -> type[Logs]:
+    """Logs of sites whose policies have other values for some keys."""
+
+    class Agreed(Logs):
+        def policy(self, site: str) -> bytes:
+            text = super().policy(site).decode()
+            for name, value in changes.items():
+                key = name.replace("_", "-")
+                text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+                assert count == 1, key
+            return text.encode()
+
+    return Agreed
+
+
+def with_event(kind: str, number: int = 0, *, first: bool = True, **facts: Any) -> type[Logs]:
+    """Logs in which each source has one more event, or with ``first`` off says something else in one of its own."""
+
+    class Says(Logs):
+        def event(self, site: str, what: str, at: int = 0, **said: Any) -> None:
+            changed = said | facts if what == kind and not first else said
+            super().event(site, what, at, **changed)
+            if first and what == "policy-loaded":
+                super().event(site, kind, number, **facts)
+
+    return Says
 
 
 EPSILON = "nist-800-226: How strong is the guarantee, over everything released?"
@@ -50,49 +88,65 @@ LEFT = "ehds: What left the sites, and to whom?"
 EXTRACTION = (
     "edpb-28-2024: How likely is direct extraction of personal data of those in the training data, also by probability?"
 )
+CHANGES: dict[str, tuple[Any, set[str], str]] = {
+    "log: an update in clear": (
+        lambda folder: Logs(folder, bare=("source-2",)),
+        {"levels"},
+        "individual: in clear",
+    ),
+    "log: without noise": (lambda folder: Logs(folder, noise=False), {"bounds"}, "Nothing bounds what the sums"),
+    "log: another task": (with_event("run-began", first=False, task="hearts"), {"task"}, "for the task hearts"),
+    "log: a model that was kept": (
+        with_event("model-kept", model="ab" * 32),
+        {"model", "integrity", "period"},
+        "source-1 kept the final model",
+    ),
+    "log: an alarm": (
+        with_event("alarm", check="ORDER", accused=["target"]),
+        {"incidents", "integrity", "period"},
+        "3 alarms",
+    ),
+    "log: a refusal since training diverged": (Diverges, {"training"}, "source-1 signed a refusal that says"),
+    "log: rounds without a result": (LosesRounds, {"conduct"}, "rounds lost: 4"),
+    "ledger": (SpendsMore, {"epsilon", "mechanism"}, "epsilon 7.5 at delta 1e-05"),
+    "policy: budget": (
+        with_policy(target_epsilon="3.0"),
+        {"limit"},
+        "rounds with noise cost at most epsilon 3 at delta",
+    ),
+    "policy: others": (with_policy(min_others="1"), {"trust"}, "at least 1 other site that it trusts"),
+    "policy: purpose": (with_policy(purpose='"screening"'), {"purpose"}, "source-1 states: screening"),
+    "policy: legal basis": (with_policy(legal_basis='"consent"'), {"legal basis"}, "source-1 states: consent"),
+    "policy: columns": (with_policy(columns='["age"]'), {"columns"}, "no column of a table but age"),
+    "policy: days": (
+        with_policy(keep_logs_days="30"),
+        {"days that logs and models are kept"},
+        "source-1 states: logs are kept for 30 days.",
+    ),
+    "roster: an organisation": (
+        lambda folder: Logs(folder, entities={"source-1": "Charity"}),
+        {"actors"},
+        "source-1: source, Charity.",
+    ),
+    "roster: a site": (
+        lambda folder: Logs(folder, 4),
+        {"unit", "actors", "recipients"},
+        "source-4: one row, added or removed.",
+    ),
+}
+"""What is changed, the facts that say it, and what one of the answers then says."""
 
 
-@pytest.mark.parametrize(
-    ("other", "changed", "said"),
-    [
-        (lambda folder: Logs(folder, bare=("source-2",)), {LEFT, EXTRACTION}, "individual: in clear"),
-        (Stricter, {LIMIT}, "rounds with noise cost at most epsilon 3 at delta"),
-        (SpendsMore, {EPSILON, MECHANISM, EXTRACTION}, "epsilon 7.5 at delta 1e-05"),
-    ],
-    ids=["log", "policy", "ledger"],
-)
-def test_answers_follow_the_log_the_policy_and_the_ledger(
-    other: Any, changed: set[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("other", "facts", "said"), CHANGES.values(), ids=CHANGES)
+def test_every_question_with_such_a_fact_follows_what_is_changed(
+    other: Any, facts: set[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = mapped(Logs(tmp_path / "one" / "run").write(1), capsys)
     after = mapped(other(tmp_path / "two" / "run").write(1), capsys)
     differ = {name for name in before if before[name]["answers"] != after[name]["answers"]}
-    assert changed <= differ
-    untouched = {"iso-27559: Was re-identification tried?", "ehds: For which purpose were the data used?"}
-    assert not untouched & differ
-    assert any(said in one["answer"] for name in changed for one in after[name]["answers"])
-
-
-class Agreed(Logs):
-    def policy(self, site: str) -> bytes:
-        data = super().policy(site)
-        for key, value in (("purpose", b'"screening"'), ("legal-basis", b'"consent"'), ("keep-logs-days", b"30")):
-            data, count = re.subn(rb"(?m)^%s = .*$" % key.encode(), b"%s = %s" % (key.encode(), value), data)
-            assert count == 1
-        return data
-
-
-def test_answers_have_what_the_policies_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = mapped(Logs(tmp_path / "one" / "run").write(1), capsys)
-    after = mapped(Agreed(tmp_path / "two" / "run").write(1), capsys)
-    for asks, said in (
-        ("ehds: For which purpose were the data used?", "source-1 states: screening"),
-        ("ehds: Which data permit allows it?", "source-1 states: consent"),
-        ("ehds: How long are the logs kept?", "source-1 states: logs are kept for 30 days."),
-        ("edpb-28-2024: Is there a legal basis for the processing?", "source-1 states: consent"),
-    ):
-        assert said in [one["answer"] for one in after[asks]["answers"]]
-        assert said not in [one["answer"] for one in before[asks]["answers"]]
+    assert {f"{name}: {question.asks}" for name, question in ASKED if facts & set(question.facts)} <= differ
+    assert "iso-27559: Was re-identification tried?" not in differ
+    assert any(said in one["answer"] for name in differ for one in after[name]["answers"])
 
 
 def test_without_noise_what_needs_a_ledger_is_not_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +174,11 @@ def test_the_page_has_the_questions_and_what_is_not_answered(tmp_path: Path) -> 
     assert [row[0] for row in table[1:]] == [question.under for question in MAPPINGS["ehds"].questions]
     assert "not answered by this system: all of it" in page.text
     assert "it is no legal opinion, and says nothing about conformity" in page.text
+    assert MAPPINGS["ehds"].compared in page.text
+
+
+def test_every_text_says_what_it_was_compared_with_and_when() -> None:
+    assert all(re.search(r"compared with .* in November 2026", text.compared) for text in MAPPINGS.values())
 
 
 def test_a_text_that_is_not_known_is_refused_before_anything_is_read(
@@ -133,7 +192,9 @@ def test_a_text_that_is_not_known_is_refused_before_anything_is_read(
 
 def test_the_table_of_texts_is_whole() -> None:
     assert {name for question in QUESTIONS for name in question.facts} == set(FACTS)
-    assert all(text.title and text.dated and text.source.startswith("http") for text in MAPPINGS.values())
+    assert all(
+        text.title and text.dated and text.compared and text.source.startswith("http") for text in MAPPINGS.values()
+    )
     assert all(any(question.open for question in text.questions) for text in MAPPINGS.values())
     assert all((ROOT / question.see).is_file() for question in QUESTIONS if question.see)
 

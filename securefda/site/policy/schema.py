@@ -277,8 +277,8 @@ class DpPolicy(Settings):
         7,
         "How many days a run's reservation of this budget counts. A run that this site joins reserves the rounds that "
         "it plans, so that no other run on the same data set spends them; what a run leaves over is free at its end. "
-        "After these days its rounds compete with those of other runs. A reservation that nothing was charged of halves "
-        "the time of the next. 0: nothing is reserved.",
+        "After these days its rounds compete with those of other runs. A reservation that nothing was charged of "
+        "halves the time of the next. 0: nothing is reserved.",
         hint="wait, release it (securefda budget release), or agree on a larger dp.target-epsilon",
     )
 
