@@ -19,10 +19,12 @@ from securefda.pages.parts import Cell, Facts, Line, Lines, Page, Part, Section,
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.ledger import rows_of
 from securefda.privacy.ledger_storage import charged, ledgers_of
+from securefda.privacy.planning import Schedule, event_of, repeated
+from securefda.protocol.build import Build
 from securefda.protocol.messages import Visibility
 from securefda.rules.strategy import Rule
 from securefda.site.config import SourceConfig
-from securefda.site.kit import LOCAL, POLICY_FILE, Kit, naming
+from securefda.site.kit import LOCAL, POLICY_FILE, REQUEST_FILE, Kit, naming
 from securefda.site.policy import SourcePolicy, parse_policy, require_satisfiable, rules_that_send_features
 from securefda.site.policy.measured import members_in, rounds_to_imprint
 from securefda.site.policy.schema import SELECTION
@@ -37,11 +39,19 @@ _MOST_COLUMNS = 40
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """A ledger of the site: the data set, its rows, and epsilon spent since the last reset at the policy's delta."""
+    """A ledger of the site.
+
+    Attributes:
+        data_set: its name.
+        rows: of the data set.
+        epsilon: spent since the last reset, at the policy's delta.
+        of_a_run: what the longest run that the policy permits spends by the site's settings; None without settings.
+    """
 
     data_set: str
     rows: int
     epsilon: float
+    of_a_run: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +120,22 @@ def read_dossier(kit: Kit, config: SourceConfig | None, now: datetime) -> Dossie
     except SecureFdaError as error:
         fault = str(error)
     task = None if config is None else (config.task.factory, config.task.options)
-    spent = spent_of(kit.root, policy)
+    spent = spent_of(kit.root, policy, config)
     digest, today = hashlib.sha256(data).hexdigest(), now.astimezone(UTC).date().isoformat()
     return Dossier(kit, policy, digest, people, fault, task, spent, today)
 
 
-def spent_of(root: Path, policy: SourcePolicy) -> tuple[Spent, ...]:
+def spent_of(root: Path, policy: SourcePolicy, config: SourceConfig | None = None) -> tuple[Spent, ...]:
     """Return what each ledger in a kit's folder has spent. Raises LedgerError: one cannot be read."""
-    return tuple(_spent(ledger, policy) for ledger in ledgers_of(root / LOCAL / LEDGERS))
+    return tuple(_spent(ledger, policy, config) for ledger in ledgers_of(root / LOCAL / LEDGERS))
+
+
+def of_several(rows: int, epsilon: float, delta: float) -> tuple[float, float]:
+    """Return epsilon and delta of so many rows together, where these are of one row.
+
+    Vadhan, "The Complexity of Differential Privacy", 2017, lemma 2.2.
+    """
+    return rows * epsilon, min(1.0, delta * sum(math.exp(one * epsilon) for one in range(rows)))
 
 
 def guessed_right(epsilon: float) -> float:
@@ -135,10 +153,17 @@ def found_at_most(epsilon: float, delta: float) -> int:
     return math.ceil(100 * most)
 
 
-def _spent(ledger: Path, policy: SourcePolicy) -> Spent:
-    rows = rows_of(ledger)
-    used = epsilon(charged(rows), policy.dp.target_delta, policy.dp.accountant)
-    return Spent(ledger.stem, rows[0].fields["samples"], used)
+def _spent(ledger: Path, policy: SourcePolicy, config: SourceConfig | None) -> Spent:
+    entries, dp, rounds = rows_of(ledger), policy.dp, policy.release.max_rounds
+    used = epsilon(charged(entries), dp.target_delta, dp.accountant)
+    rows = entries[0].fields["samples"]
+    trains = config is not None and config.training.with_noise and set(policy.allowed_rules) - {Rule.ANALYTIC}
+    if not trains or config is None or config.training.batch_size > rows:
+        return Spent(ledger.stem, rows, used)
+    training = config.training
+    schedule = Schedule(rows, training.batch_size, training.epochs, rounds)
+    events = repeated(event_of(schedule, training.dp.noise_multiplier), rounds)
+    return Spent(ledger.stem, rows, used, epsilon(events, dp.target_delta, dp.accountant))
 
 
 def page_of(dossier: Dossier) -> Page:
@@ -150,14 +175,14 @@ def page_of(dossier: Dossier) -> Page:
         (
             f"Federation {kit.federation_id}, list of sites no. {kit.roster.epoch}. Policy of {kit.entry.legal_entity} "
             f"({dossier.site}) as of {dossier.today}. Made from: {template}.",
-            f"SHA-256 of the policy: {dossier.digest}",
+            f"SHA-256 of the policy: {dossier.digest}. Where it and this page differ, the policy counts.",
         ),
         _state(dossier),
         (
             Section("parties", "Who takes part, and who must be trusted", (_parties(dossier),)),
             Section("data", "Which data are used", (Facts(tuple(_data(dossier))),)),
             Section("leaves", "What leaves, in which form, to whom", (_leaves(dossier),)),
-            Section("learns", "Who can learn what", (_learns(dossier),), note=_LEARNS_NOTE),
+            Section("learns", "Who can learn what", (_learns(dossier),), note=_learns_note(dossier)),
             Section("noise", "What ε (epsilon) means here", tuple(_noise(dossier))),
             Section("rest", "What remains at risk", (Lines([("care", line) for line in _rest(dossier)]),)),
             Section("time", "How long, how to stop, what cannot be undone", (Facts(tuple(_time(dossier))),)),
@@ -172,6 +197,7 @@ def _state(dossier: Dossier) -> State:
     lines: list[Line] = [
         ("", f"Purpose (a statement): {agreed.purpose or _NOT_STATED}"),
         ("", f"Legal basis (a statement): {agreed.legal_basis or _NOT_STATED}"),
+        ("", f"Contract with recipient and sources (a statement): {agreed.contract or _NOT_STATED}"),
     ]
     recipient = f"{agreed.recipient} (checked)" if agreed.recipient else dossier.target
     lines.append(("", f"Recipient of sums and model: {recipient}. The other sources get the model, too"))
@@ -185,8 +211,8 @@ def _state(dossier: Dossier) -> State:
         )
         return State("care", "In force, and nobody has signed it by name", why, lines=lines)
     by = ", ".join(f"{person.name} ({person.role})" for person in dossier.people)
-    why = f"Signed with the key of {dossier.site}, by {by}. Nobody verified the names that were typed."
-    return State("done", "In force", why, lines=lines)
+    why = f"This site's process may take part: the key of {dossier.site} signed the policy, in the name of {by}."
+    return State("done", "In force", f"{why} No process can know who typed these names.", lines=lines)
 
 
 def _parties(dossier: Dossier) -> Table:
@@ -206,13 +232,23 @@ def _parties(dossier: Dossier) -> Table:
         [kit.entry.legal_entity, "source: this site", "its own machine, and the secrecy of its keys"],
         [first_of(others, 6), f"{counted(len(others), 'other source')}", f"{helped}.{named}"],
         [
-            "the authority",
-            "signed the list of sites",
-            "that the sites are real and separate, and it is not the target. If it made this site's keys, it could "
-            "pose as this site",
+            policy.agreement.authority or "the authority",
+            "authority: signed the list of sites",
+            f"that the sites are real and separate, and that it is not the target. {_who_made_the_keys(kit)}",
+        ],
+        [
+            f"securefda {Build.own().software_version}",
+            "the software",
+            "that this site's copy does what it says; nobody checks the copies of others",
         ],
     ]
     return Table(("organisation", "part", "what it is trusted for"), rows, broad=(2,))
+
+
+def _who_made_the_keys(kit: Kit) -> str:
+    if (kit.local / REQUEST_FILE).exists():
+        return "This site made its own keys"
+    return "It made this site's keys, so it can pose as this site"
 
 
 def _data(dossier: Dossier) -> Iterator[tuple[str, str]]:
@@ -223,7 +259,7 @@ def _data(dossier: Dossier) -> Iterator[tuple[str, str]]:
     factory, options = dossier.task
     pinned = f"{factory}@{task_digest(factory, options)}" in policy.allowed_tasks
     if pinned:
-        by = "the policy pins it by the digest of its options and code"
+        by = f"the policy pins its options and code, by the digest {task_digest(factory, options)[:16]}…"
     elif factory in policy.allowed_tasks:
         by = "the policy names its class, and leaves options and code open"
     elif policy.allowed_tasks:
@@ -238,20 +274,22 @@ def _data(dossier: Dossier) -> Iterator[tuple[str, str]]:
         agreed = policy.agreement.columns
         more = [name for name in read if name not in agreed] if agreed else []
         why = f"the policy refuses {', '.join(more)}: this site would not start"
-        limit = "no other column may be read" if agreed else "the policy does not limit columns"
+        limit = "no other column may be read (checked, by name)" if agreed else "the policy does not limit columns"
         yield "limit", why if more else limit
         yield "preparation", "; ".join(_prepared(options))
         yield (
             "mapping",
-            "a file of this site may rename its columns and convert units; it stays here, and no digest has it",
+            "a file of this site may say which of its columns has which name, and convert units; it stays here, and "
+            "what it puts under a name is not checked",
         )
     else:
         yield "columns read", "the task names none: its code decides what is read"
     if dossier.spent:
         counts = ", ".join(f"{one.data_set}: {counted(one.rows, 'row')}" for one in dossier.spent)
         yield "data sets with a budget", counts
-    never = "rows, files, names and this policy are not sent. A sum can reveal content of rows: see who can learn what"
-    yield "never", never
+    most = policy.agreement.rows_per_person
+    yield "rows of one person", f"at most {most} (a statement)" if most else _NOT_STATED
+    yield "never sent as such", "rows, files and this policy. A sum can reveal content of rows: see who can learn what"
 
 
 def _prepared(options: Mapping[str, object]) -> Iterator[str]:
@@ -264,7 +302,6 @@ def _prepared(options: Mapping[str, object]) -> Iterator[str]:
     words = {
         "number": "minus a public center, divided by a public scale",
         "category": "one of a public list of values",
-        "ignored": "not read",
     }
     for kind, said in words.items():
         if found := kinds.get(kind):
@@ -304,62 +341,68 @@ def _leaves(dossier: Dossier) -> Table:
     rows.append(["the model so far", "in clear", "all sites", "each round"])
     if not dossier.in_clear:
         rows.append(["size of this site's contribution", sizes, "the other sources", "each round"])
-    rows.append(["when it takes part, and which key of this policy refused a request", "in clear", target, "always"])
+    rows.append(["when it takes part, and which rule of this policy refused a request", "in clear", target, "always"])
+    agreed = "fingerprints of this site's log" + ("" if dossier.in_clear else ", and what masks are agreed with")
+    rows.append([agreed, "no content of rows", "all sites, through the target", "each round"])
     return Table(("what", "form", "who sees it", "how often"), rows, broad=(1,))
 
 
 _OF_THE_TARGET = (
-    "nothing that limits what it sees: it may deviate in any way. What it does with the model is by contract"
+    "nothing that limits what it sees: it may deviate in any way. What it does with the model, only a contract limits"
 )
 _LEARNS_NOTE = (
-    "Figures: of 100 rows that were used, so many an attack found in ten rounds of a test with handwritten digits; "
-    "uncertain by about 2. It knew all rows that could be this site's, and took one in a hundred unused ones for used. "
-    "Guessing finds 1. Other data, better attacks and more rounds give other figures. ε is that of all ten rounds."
+    "Found: so many of 100 used rows an attack found in ten rounds of a test with handwritten digits, uncertain by "
+    "about 2. It knew all rows that could be this site's, and took one in a hundred unused ones for used. "
+    "Guessing finds 1. Other data, better attacks and more rounds give other figures. {of_noise}{of_sums}"
 )
+_OF_NOISE = (
+    "At most: what ε allows at the same rate of false alarms, over all rounds. It holds for all of these readers "
+    "together, whether they follow the rules or not, since this site adds its noise itself. "
+)
+
+
+def _learns_note(dossier: Dossier) -> str:
+    policy = dossier.policy
+    spare = policy.max_colluders if not dossier.in_clear else 0
+    of_sums = f"Sums are counted without the {counted(spare, 'source')} that may help the target." if spare else ""
+    return _LEARNS_NOTE.format(of_noise=_OF_NOISE if policy.dp.required else "", of_sums=of_sums)
 
 
 def _learns(dossier: Dossier) -> Table:
     policy, target = dossier.policy, dossier.target
     noise = policy.dp.target_epsilon if policy.dp.required else None
     hides = 1 if dossier.in_clear else policy.min_others + 1
-    others = len(dossier.kit.roster.sources) - 1
-    rows: list[list[Cell]] = []
+    spare = 0 if dossier.in_clear else policy.max_colluders
+    used = "whether a row that it knows was used"
     one = "this site's update of each round" if dossier.in_clear else "one sum a round, and the model"
-    row = "whether a row that it knows was used" + ("" if noise else "; nothing bounds it")
-    rows.append([f"{target}, if it follows the rules", f"{one}; from these, {row}", _found(hides, noise)])
+    helped = f", also with {counted(spare, 'source')} that helps it" if spare == 1 else ""
+    helped = f", also with {spare} sources that help it" if spare > 1 else helped
+    rows: list[list[Cell]] = [
+        [f"{target}, if it follows the rules{helped}", f"{one}; from these, {used}", _found(hides, noise)]
+    ]
     limit = policy.limits.model_step
-    lies = (
-        "more: it leads the model, over some rounds, to one that copies single rows into the sum. The policy slows "
-        f"this (model-step {limit:g})"
-    )
+    lies = "more: it leads the model, over some rounds, to one that copies single rows into the sum. "
+    slow = rounds_to_imprint(limit)
+    paced = f"in a test {counted(slow, 'finished round')} were enough" if slow else "the pace was not measured"
+    lies += f"The policy slows this (model-step {limit:g}): {paced}"
     if not policy.dp.required and any(rule.value in policy.allowed_rules for rule in Rule if rule.adapts):
         lies += "; with made-up statistics, single row counts and lengths of updates"
-    slow = rounds_to_imprint(limit)
-    paced = f"{counted(slow, 'finished round')} to such a model" if slow else "pace not measured at this limit"
-    paced += "; rows found: not measured" if noise else ""
-    rows.append([f"{target}, if it lies", lies + (". Noise bounds it" if noise else ""), paced])
+    rows.append([f"{target}, if it lies", lies, "not measured"])
     if not dossier.in_clear:
-        spare = policy.max_colluders
-        if spare:
-            helped = (
-                f"the same sums: {counted(spare, 'such helper')} {'is' if spare == 1 else 'are'} counted in, and it is "
-                f"still hidden among {counted(policy.min_others, 'other')}"
-            )
-            rows.append([f"{target} with {spare} of the sources", helped, _found(hides, noise)])
-        left = hides - 1
-        own = "they take their own parts" if spare else "the other takes its own part"
-        fewer = f"a sum over {left}, since {own} out" if left > 1 else "this site's update alone"
-        rows.append([f"{target} with {counted(spare + 1, 'source')}", fewer, _found(left, noise)])
-        if others > spare + 1:
-            rows.append([f"{target} with all other sources", "this site's update alone", _found(1, noise)])
-    alone = "from every model, whether a row that it knows was used; the size of this site's contribution"
+        more = f"{target} with {counted(spare + 1, 'source')} or more"
+        rows.append([more, "sums over fewer sources; with all, this site's update alone", _found(1, noise)])
+    alone = f"from every model, {used}; the size of this site's contribution"
     rows.append(["another source alone", alone, "not measured; at least as from the final model"])
-    rows.append(
-        ["anyone with the final model", "whether a row that it knows was used", _found(hides, noise, model=True)]
-    )
-    thief = "who has this site's machine or keys (the authority, if it made them)"
-    rows.append([thief, "everything that this site knows, or could send in its name", "all"])
-    return Table(("who", "can learn", "measured"), rows, broad=(1,))
+    rows.append(["anyone with the final model", used, _found(hides, noise, model=True)])
+    rows = [[*row, _at_most(policy)] for row in rows]
+    thief = "who has this site's machine or keys"
+    rows.append([thief, "everything that this site knows, or could send in its name", "all", "no limit"])
+    return Table(("who", "can learn", "found", "at most"), rows, broad=(1,))
+
+
+def _at_most(policy: SourcePolicy) -> str:
+    dp = policy.dp
+    return f"{found_at_most(dp.target_epsilon, dp.target_delta)} of 100" if dp.required else "no limit"
 
 
 def _found(sources: int, noise: float | None, *, model: bool = False) -> str:
@@ -374,31 +417,54 @@ def _found(sources: int, noise: float | None, *, model: bool = False) -> str:
 def _noise(dossier: Dossier) -> Iterator[Part]:
     policy = dossier.policy
     dp = policy.dp
-    share = guessed_right(dp.target_epsilon)
-    meaning = (
-        f"ε = {dp.target_epsilon:g} limits what everything that leaves, except the number of rows, reveals about one "
-        "row. It is for all rounds and runs together; once it is spent, no round with noise begins. Suppose that "
-        "someone knows all other rows "
-        f"and guesses, at even odds, whether this one was used. That person is right in at most {share:g} of 100 "
-        "cases, and in 50 without seeing any of it. At one false alarm in a hundred, as in the figures above, it lets "
-        f"at most {found_at_most(dp.target_epsilon, dp.target_delta)} of 100 be found. δ (delta) = "
-        f"{dp.target_delta:g} is, loosely, the probability that the limit fails. It is of one row: a patient with two "
-        "rows has twice the ε and a larger δ."
-    )
+    one = f"ε = {dp.target_epsilon:g}"
     if dp.required:
-        readers = "It holds against all readers together, but not against one inside this site's machine."
-        yield f"Noise is required. {meaning} {readers}"
+        yield (
+            f"Noise is required. {one} limits what all that leaves reveals about one row, except through the number of "
+            "rows. It is for all rounds and runs together, and also holds if the target lies and all other sources "
+            "help it. It does not hold against one inside this site's machine. Once it is spent, no round begins."
+        )
     else:
         yield (
             "Noise is not required: the site may train without it, and then no number bounds what leaves. If its "
-            f"settings add noise, this holds: {meaning}"
+            f"settings add noise, {one} limits what one row reveals, except through the number of rows."
         )
-    yield from (
-        f"Spent so far on data set {one.data_set}: ε = {one.epsilon:.3g} of {dp.target_epsilon:g}."
-        for one in dossier.spent
+    right, found = _limits(1, policy)
+    yield (
+        "Used or not: someone who knows all other rows guesses, at even odds, whether this one was used. That person "
+        f"is right in at most {right} cases, and in 50 without seeing any of it. At one false alarm in a hundred, "
+        f"at most {found} used rows are found. δ (delta) = {dp.target_delta:g} is, loosely, the probability that the "
+        "limit fails."
     )
+    most = policy.agreement.rows_per_person
+    right, found = _limits(max(2, most), policy)
+    several = f"For {max(2, most)} rows of one person these limits are {right} and {found}."
+    stated = {0: f"How many rows a person has is not stated. {several}", 1: "A person has one row here (a statement)."}
+    two = "{} and {}".format(*_limits(2, policy))
+    yield (
+        f"{stated.get(most, several)} A question on what a row says, such as ill or not ill, has the limits of two "
+        f"rows: {two}. The number of rows leaves without noise. Who knows all other rows here, and the other sites' "
+        "numbers, learns from it for certain whether there is one row more."
+    )
+    for ledger in dossier.spent:
+        of_a_run = (
+            f"A run of {counted(policy.release.max_rounds, 'round')} by the present settings spends "
+            f"{ledger.of_a_run:.3g}. "
+            if ledger.of_a_run is not None
+            else ""
+        )
+        yield (
+            f"Spent so far on data set {ledger.data_set}: ε = {ledger.epsilon:.3g} of {dp.target_epsilon:g}. {of_a_run}"
+            "A reset, which needs a reason and the site's signature, begins again at 0; the limits then add up."
+        )
     if not dossier.spent:
         yield "The kit has no ledger, which a site makes before it trains with noise: nothing was charged here."
+
+
+def _limits(rows: int, policy: SourcePolicy) -> tuple[str, str]:
+    """Return in how many of 100 cases a guess about so many rows can be right, and how many of 100 can be found."""
+    epsilon, delta = of_several(rows, policy.dp.target_epsilon, policy.dp.target_delta)
+    return f"{guessed_right(epsilon):g} of 100", f"{found_at_most(epsilon, delta)} of 100"
 
 
 def _rest(dossier: Dossier) -> Iterator[str]:
@@ -410,7 +476,11 @@ def _rest(dossier: Dossier) -> Iterator[str]:
     if not policy.dp.required:
         yield "Many rounds together reveal more than one."
     if not dossier.in_clear:
-        yield "If two sums differ by one source, their difference shows that source's update as it was sent."
+        sent = ", as it was sent, with its noise" if policy.dp.required else ""
+        yield (
+            "In one round, this site's update is in one sum at most. If the site is away in another round, the "
+            f"difference of the two sums shows roughly its update{sent}."
+        )
     yield "The target chooses what it asks. It and every source can pass the model on, and nobody can check that."
     if not policy.agreement.columns:
         yield "The policy does not limit which columns the task reads."
@@ -424,7 +494,9 @@ def _time(dossier: Dossier) -> Iterator[tuple[str, str]]:
     policy = dossier.policy
     agreed = policy.agreement
     yield "policy ends", f"{agreed.expires} (checked)" if agreed.expires else "no end is set"
-    yield "budget ends", f"{policy.dp.expires} (checked)" if policy.dp.expires else "no end is set"
+    no_more = "no round" if policy.dp.required else "no round with noise"
+    ends = f"{policy.dp.expires} (checked): {no_more} begins after it" if policy.dp.expires else "no end is set"
+    yield "budget ends", ends
     logs = counted(agreed.keep_logs_days, "day") if agreed.keep_logs_days else _NOT_STATED
     models = counted(agreed.keep_models_days, "day") if agreed.keep_models_days else _NOT_STATED
     final = {
@@ -432,8 +504,8 @@ def _time(dossier: Dossier) -> Iterator[tuple[str, str]]:
         "final": "the target and each source",
         "none": "the target alone, if sources keep no copies of their own",
     }[policy.model.keep]
-    yield "final model", f"kept by {final}"
-    yield "kept after a run", f"logs: {logs}; models: {models} (promises: people delete, no process does)"
+    kept = f"final model: by {final}; logs: {logs}; models: {models} (a statement: people delete, no process does)"
+    yield "kept after a run", kept
     others = len(dossier.kit.roster.sources) - 1
     goes_on = "goes on if enough others are left" if others >= policy.smallest_sum else "ends: too few are left"
     yield (
@@ -441,7 +513,11 @@ def _time(dossier: Dossier) -> Iterator[tuple[str, str]]:
         f"at any time: stop the process. It sends nothing more, and the round {goes_on}. A masked update that was sent "
         "may still be opened in its sum",
     )
-    yield "how to leave", "stop the process; ask the authority to strike the site off the list (federation revoke)"
+    yield (
+        "how to leave",
+        "securefda source leave --certificate: this kit then starts no process any more. Sites that get the "
+        "certificate refuse its keys at once. The authority strikes the site off the list",
+    )
     yield (
         "cannot be undone",
         "sums that were opened and models made from them stay with the others. No row can be taken out of them again. "
@@ -455,8 +531,10 @@ def _time(dossier: Dossier) -> Iterator[tuple[str, str]]:
 
 
 _WORDS = (
-    ("target, source", "the target wants the model and opens sums; sources train on their rows and send updates"),
-    ("round, run", "in a round, each source trains once and one sum is opened; a run is a number of rounds"),
+    (
+        "checked, a statement",
+        "this site's process compares what is checked, and refuses; a statement is signed text that nothing compares",
+    ),
     (
         "mask",
         "random numbers that sources add to their updates; they cancel in the sum and hide each single one, for as "
@@ -465,10 +543,6 @@ _WORDS = (
     (
         "noise, ε, δ",
         "noise is random numbers that stay in the update and blur each row; ε and δ measure how well: small is better",
-    ),
-    (
-        "policy, digest",
-        "what the site permits, checked by its own process; a fingerprint of a file that any change alters",
     ),
 )
 
@@ -480,13 +554,12 @@ def _words(dossier: Dossier) -> Iterator[tuple[str, str]]:
 
 
 def _signatures(dossier: Dossier) -> Table:
-    rows: list[list[Cell]] = [[person.name, person.role, person.day, "by command"] for person in dossier.people]
+    rows: list[list[Cell]] = [[person.name, person.role, person.day, ""] for person in dossier.people]
     open_rows = max(dossier.policy.agreement.signatures_required, 2) - len(rows)
     rows += [["", "", "", ""] for _ in range(open_rows)]
-    return Table(("name", "role", "date", "signature"), rows, note=_SIGNED_NOTE.format(dossier.kit.root.name))
+    return Table(("name", "role", "typed on", "signature by hand"), rows, note=_SIGNED_NOTE)
 
 
 _SIGNED_NOTE = (
-    "A name gets into the policy's signature with: securefda policy sign {} --name NAME --role ROLE. The command "
-    "cannot know who types it. A signature by hand is of the policy with the SHA-256 above."
+    "Names, roles and days are those of securefda policy sign. A signature by hand is of the policy named above."
 )

@@ -74,6 +74,10 @@ def with_other_columns(kit: Path) -> None:
     )
 
 
+def with_own_keys(kit: Path) -> None:
+    (kit / "local" / "request.json").write_text("{}")
+
+
 def with_a_ledger(kit: Path) -> None:
     file = ledger_file(kit, "default")
     file.parent.mkdir(parents=True)
@@ -96,6 +100,32 @@ def with_a_ledger(kit: Path) -> None:
             "Legal basis (a statement): not stated",
             "Legal basis (a statement): consent",
         ),
+        (
+            lambda kit: edit(kit, contract='"no. 7"'),
+            "head",
+            "sources (a statement): not stated",
+            "sources (a statement): no. 7",
+        ),
+        (lambda kit: edit(kit, authority='"Trust office"'), "parties", "the authority authority:", "Trust office auth"),
+        (with_own_keys, "parties", "It made this site's keys, so it can pose", "This site made its own keys"),
+        (
+            lambda kit: edit(kit, rows_per_person="1"),
+            "data",
+            "rows of one person not stated",
+            "at most 1 (a statement)",
+        ),
+        (
+            lambda kit: edit(kit, rows_per_person="1"),
+            "noise",
+            "is not stated. For 2 rows",
+            "has one row here (a statem",
+        ),
+        (
+            lambda kit: edit(kit, rows_per_person="3", target_epsilon="1.0"),
+            "noise",
+            "For 2 rows of one person these limits are 99.97 of 100 and 100 of 100",
+            "For 3 rows of one person these limits are 95.26 of 100 and 21 of 100",
+        ),
         (lambda kit: edit(kit, min_others="1"), "leaves", "at least 3 sources", "at least 2 sources"),
         (lambda kit: edit(kit, model_step="3.0"), "learns", "3 finished rounds", "9 finished rounds"),
         (lambda kit: edit(kit, required="false"), "noise", "Noise is required.", "no number bounds what leaves"),
@@ -109,7 +139,12 @@ def with_a_ledger(kit: Path) -> None:
         (lambda kit: edit(kit, target_delta="1e-6"), "noise", "(delta) = 1e-05", "(delta) = 1e-06"),
         (lambda kit: edit(kit, keep_logs_days="30"), "time", "logs: not stated", "logs: 30 days"),
         (lambda kit: edit(kit, keep_models_days="60"), "time", "models: not stated", "models: 60 days"),
-        (lambda kit: edit(kit, keep='"none"'), "time", "kept by the target and each source", "kept by the target"),
+        (
+            lambda kit: edit(kit, keep='"none"'),
+            "time",
+            "final model: by the target and each source",
+            "by the target alone, if",
+        ),
         (lambda kit: edit(kit, max_rounds="9"), "leaves", "16 rounds a run", "9 rounds a run"),
         (lambda kit: edit(kit, max_runs="2"), "leaves", "1 run a day", "2 runs a day"),
         (lambda kit: edit(kit, granularity='"model"'), "leaves", "one number a layer", "one number, coarsely"),
@@ -130,18 +165,19 @@ def with_a_ledger(kit: Path) -> None:
         (
             lambda kit: edit(kit, min_others="1", max_colluders="1"),
             "learns",
-            "with 1 source a",
-            "with 1 of the sources",
+            "with 1 source or more",
+            "follows the rules, also with 1 source that helps it",
         ),
         (lambda kit: edit(kit, key_agreements='["x25519"]'), "words", "X25519 and MLKEM768", "unbroken (X25519)"),
         (lambda kit: edit(kit, signatures_required="1"), "rest", "no named person has to sign", ""),
-        (lambda kit: edit(kit, allowed_tasks="[]"), "data", "pins it by the digest", "the policy allows any task"),
+        (lambda kit: edit(kit, allowed_tasks="[]"), "data", "pins its options and code", "the policy allows any task"),
         (with_another_site, "parties", "2 other sources", "Charity 3 other sources"),
         (with_another_site, "time", "ends: too few are left", "goes on if enough others are left"),
         (with_other_columns, "data", "the task names none", "2 columns: age, ill"),
-        (with_other_columns, "data", "pins it by the digest", "this site would not start"),
+        (with_other_columns, "data", "pins its options and code", "this site would not start"),
         (with_a_ledger, "noise", "nothing was charged here", "Spent so far on data set default: ε = "),
-        (with_a_ledger, "data", "rows, files, names", "default: 239 rows"),
+        (with_a_ledger, "noise", "nothing was charged here", "A run of 16 rounds by the present settings spends "),
+        (with_a_ledger, "data", "rows, files and this policy", "default: 239 rows"),
     ],
 )
 def test_the_page_follows_policy_roster_task_and_ledger(
@@ -163,12 +199,18 @@ def test_the_page_follows_policy_roster_task_and_ledger(
         (
             "what if a hospital colludes",
             "learns",
-            "University Clinic with 1 source a sum over 2, since the other takes",
+            "with 1 source or more sums over fewer sources; with all, this site's update alone 4 of 100 (single",
         ),
-        ("what if all do", "learns", "University Clinic with all other sources this site's update alone 4 of 100"),
+        ("what lies can reveal at most", "learns", "in a test 3 finished rounds were enough not measured 55 of 100"),
+        (
+            "what if all lie together",
+            "learns",
+            "holds for all of these readers together, whether they follow the rules",
+        ),
+        ("the number of rows", "noise", "learns from it for certain whether there is one row more"),
         ("the model", "learns", "anyone with the final model whether a row that it knows was used 2 of 100"),
         ("epsilon", "noise", "right in at most 98.21 of 100 cases, and in 50 without"),
-        ("what attacks could find at most", "noise", "lets at most 55 of 100 be found"),
+        ("what attacks could find at most", "noise", "at most 55 of 100 used rows are found"),
         ("for how long masks hide", "words", "is unbroken (X25519 and MLKEM768)"),
         ("can we stop", "time", "can we stop at any time"),
         ("undo", "time", "No row can be taken out of them again"),
@@ -187,7 +229,7 @@ def test_the_state_follows_people_edits_and_days(kit: Path) -> None:
     assert main(["policy", "sign", str(kit), "--name", "Ben", "--role", "officer"]) == 0
     head = parts(kit)["head"]
     assert "In force" in head
-    assert "by Ada (head), Ben (officer)." in head
+    assert "in the name of Ada (head), Ben (officer)." in head
     (kit / "local" / "policy.toml").write_text((kit / "local" / "policy.toml").read_text() + "# an edit\n")
     assert "was changed after it was signed" in parts(kit)["head"]
 

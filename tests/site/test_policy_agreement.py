@@ -249,7 +249,7 @@ def test_statements_and_checks_are_told_apart_in_words() -> None:
     stated, checked = explain(policy, "lyon").agreed
     assert stated == (
         "Stated, and checked by no process: purpose: screening; days that logs are kept: 9. Not stated: legal basis, "
-        "days that models are kept, template."
+        "contract, authority, most rows of one person, days that models are kept, template."
     )
     for said in ("must be of Clinic", "no column but age", "options and code of my:Task", "after 2027-06-30"):
         assert said in checked

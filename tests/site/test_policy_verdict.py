@@ -250,7 +250,10 @@ OF_THE_MODEL = {"model.initial", "limits.model-step"}
 
 OF_THE_AGREEMENT = {
     f"agreement.{key}"
-    for key in ("template", "purpose", "legal-basis", "keep-logs-days", "keep-models-days", "recipient")
+    for key in (
+        *("template", "purpose", "legal-basis", "contract", "authority", "rows-per-person"),
+        *("keep-logs-days", "keep-models-days", "recipient"),
+    )
 } | {"agreement.signatures-required"}
 """Statements, and what is compared with roster and signature: see ``test_policy_agreement.py``."""
 

@@ -255,8 +255,8 @@ def mapping_section(sources: Sources, name: str) -> Section:
         support: list[Line] = [("", one) for one in dict.fromkeys(fact.support for fact in answer.facts)]
         rows.append((answer.question.under, answer.question.asks, said, support or "–"))
     note = (
-        f"{text.dated}, {text.source}. {text.compared}. The questions are in our words. An answer is what this system's "
-        "records and figures say; it is no legal opinion, and says nothing about conformity."
+        f"{text.dated}, {text.source}. {text.compared}. The questions are in our words. An answer is what this "
+        "system's records and figures say; it is no legal opinion, and says nothing about conformity."
     )
     table = Table(("under", "question", "answer", "supported by"), rows, broad={1, 2, 3})
     return Section(f"map-{name}", text.title, [table], note=note, short=text.name)

@@ -528,6 +528,9 @@ def _agreed(facts: _Facts) -> tuple[str, ...]:
     stated = {
         "purpose": agreed.purpose,
         "legal basis": agreed.legal_basis,
+        "contract": agreed.contract,
+        "authority": agreed.authority,
+        "most rows of one person": agreed.rows_per_person,
         "days that logs are kept": agreed.keep_logs_days,
         "days that models are kept": agreed.keep_models_days,
         "template": agreed.template,

@@ -112,6 +112,13 @@ class Agreement(Settings):
         "",
         "On which legal basis rows are used for it: law, consent, contract, ethics vote with its number. A statement.",
     )
+    contract: Words = key(
+        "", "Which contract binds the recipient and the other sources in what they do with the model. A statement."
+    )
+    authority: Words = key("", "The organisation whose authority signs the list of sites. A statement.")
+    rows_per_person: Natural = key(
+        0, "The most rows that one person has in the training data. 0: not known. A statement."
+    )
     recipient: str = key(
         "",
         "The organisation that receives sums and model: the target's, as the roster spells it. A source does not start "
