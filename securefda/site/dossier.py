@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from securefda.pages.parts import Cell, Facts, Line, Lines, Page, Part, Section,
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.ledger import rows_of
 from securefda.privacy.ledger_storage import charged, ledgers_of
-from securefda.privacy.planning import Schedule, event_of, repeated
+from securefda.privacy.planning import Schedule, rounds_within
 from securefda.protocol.build import Build
 from securefda.protocol.messages import Visibility
 from securefda.rules.strategy import Rule
+from securefda.site.budget import MOST_ROUNDS
 from securefda.site.config import SourceConfig
 from securefda.site.kit import LOCAL, POLICY_FILE, REQUEST_FILE, Kit, naming
 from securefda.site.policy import SourcePolicy, parse_policy, require_satisfiable, rules_that_send_features
@@ -45,13 +46,14 @@ class Spent:
         data_set: its name.
         rows: of the data set.
         epsilon: spent since the last reset, at the policy's delta.
-        of_a_run: what the longest run that the policy permits spends by the site's settings; None without settings.
+        pays_for: rounds that the whole budget pays for by the site's settings, at most `MOST_ROUNDS`; None where the
+            settings do not say.
     """
 
     data_set: str
     rows: int
     epsilon: float
-    of_a_run: float | None = None
+    pays_for: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +156,14 @@ def found_at_most(epsilon: float, delta: float) -> int:
 
 
 def _spent(ledger: Path, policy: SourcePolicy, config: SourceConfig | None) -> Spent:
-    entries, dp, rounds = rows_of(ledger), policy.dp, policy.release.max_rounds
-    used = epsilon(charged(entries), dp.target_delta, dp.accountant)
+    entries, dp = rows_of(ledger), policy.dp
     rows = entries[0].fields["samples"]
-    trains = config is not None and config.training.with_noise and set(policy.allowed_rules) - {Rule.ANALYTIC}
-    if not trains or config is None or config.training.batch_size > rows:
-        return Spent(ledger.stem, rows, used)
+    spent = Spent(ledger.stem, rows, epsilon(charged(entries), dp.target_delta, dp.accountant))
+    if config is None or not config.training.with_noise or config.training.batch_size > rows:
+        return spent
     training = config.training
-    schedule = Schedule(rows, training.batch_size, training.epochs, rounds)
-    events = repeated(event_of(schedule, training.dp.noise_multiplier), rounds)
-    return Spent(ledger.stem, rows, used, epsilon(events, dp.target_delta, dp.accountant))
+    schedule = Schedule(rows, training.batch_size, training.epochs, MOST_ROUNDS)
+    return replace(spent, pays_for=rounds_within(schedule, training.dp.noise_multiplier, dp.budget))
 
 
 def page_of(dossier: Dossier) -> Page:
@@ -353,18 +353,19 @@ _OF_THE_TARGET = (
 _LEARNS_NOTE = (
     "Found: so many of 100 used rows an attack found in ten rounds of a test with handwritten digits, uncertain by "
     "about 2. It knew all rows that could be this site's, and took one in a hundred unused ones for used. "
-    "Guessing finds 1. Other data, better attacks and more rounds give other figures. {of_noise}{of_sums}"
+    "Guessing finds 1. Other data, better attacks and more rounds give other figures. {of_noise}{of_sums}Both answer "
+    "only whether a row was used, and not what it says."
 )
 _OF_NOISE = (
-    "At most: what ε allows at the same rate of false alarms, over all rounds. It holds for all of these readers "
-    "together, whether they follow the rules or not, since this site adds its noise itself. "
+    "At most: what ε allows at the same rate of false alarms, over all rounds. Where a limit is given, it holds for "
+    "all these readers together, whether they follow the rules or not, since this site adds its noise itself. "
 )
 
 
 def _learns_note(dossier: Dossier) -> str:
     policy = dossier.policy
     spare = policy.max_colluders if not dossier.in_clear else 0
-    of_sums = f"Sums are counted without the {counted(spare, 'source')} that may help the target." if spare else ""
+    of_sums = f"Sums are counted without the {counted(spare, 'source')} that may help the target. " if spare else ""
     return _LEARNS_NOTE.format(of_noise=_OF_NOISE if policy.dp.required else "", of_sums=of_sums)
 
 
@@ -377,8 +378,9 @@ def _learns(dossier: Dossier) -> Table:
     one = "this site's update of each round" if dossier.in_clear else "one sum a round, and the model"
     helped = f", also with {counted(spare, 'source')} that helps it" if spare == 1 else ""
     helped = f", also with {spare} sources that help it" if spare > 1 else helped
+    size = "; from the helper, the size of this site's contribution" if spare else ""
     rows: list[list[Cell]] = [
-        [f"{target}, if it follows the rules{helped}", f"{one}; from these, {used}", _found(hides, noise)]
+        [f"{target}, if it follows the rules{helped}", f"{one}; from these, {used}{size}", _found(hides, noise)]
     ]
     limit = policy.limits.model_step
     lies = "more: it leads the model, over some rounds, to one that copies single rows into the sum. "
@@ -389,20 +391,20 @@ def _learns(dossier: Dossier) -> Table:
         lies += "; with made-up statistics, single row counts and lengths of updates"
     rows.append([f"{target}, if it lies", lies, "not measured"])
     if not dossier.in_clear:
-        more = f"{target} with {counted(spare + 1, 'source')} or more"
-        rows.append([more, "sums over fewer sources; with all, this site's update alone", _found(1, noise)])
+        more = f"{target} with {counted(spare + 1, 'source')} or more, or if this site is away in one round"
+        fewer = "sums over fewer sources, and differences of sums; in the worst case, this site's update alone"
+        rows.append([more, fewer, _found(1, noise)])
     alone = f"from every model, {used}; the size of this site's contribution"
     rows.append(["another source alone", alone, "not measured; at least as from the final model"])
     rows.append(["anyone with the final model", used, _found(hides, noise, model=True)])
-    rows = [[*row, _at_most(policy)] for row in rows]
-    thief = "who has this site's machine or keys"
-    rows.append([thief, "everything that this site knows, or could send in its name", "all", "no limit"])
+    at_most = f"{_limits(1, policy)[1]}" if noise else "no limit"
+    rows = [[*row, at_most] for row in rows]
+    if noise:
+        rows[1][-1] = f"{at_most}; what a row says: {_limits(2, policy)[1]}"
+    rows.append(["who has this site's machine", "everything that this site knows", "all", "no limit"])
+    posing = "no row: it could send in this site's name, and sign a policy or a reset that still has to come in here"
+    rows.append(["who has only this site's keys", posing, "–", "–"])
     return Table(("who", "can learn", "found", "at most"), rows, broad=(1,))
-
-
-def _at_most(policy: SourcePolicy) -> str:
-    dp = policy.dp
-    return f"{found_at_most(dp.target_epsilon, dp.target_delta)} of 100" if dp.required else "no limit"
 
 
 def _found(sources: int, noise: float | None, *, model: bool = False) -> str:
@@ -442,20 +444,17 @@ def _noise(dossier: Dossier) -> Iterator[Part]:
     stated = {0: f"How many rows a person has is not stated. {several}", 1: "A person has one row here (a statement)."}
     two = "{} and {}".format(*_limits(2, policy))
     yield (
-        f"{stated.get(most, several)} A question on what a row says, such as ill or not ill, has the limits of two "
-        f"rows: {two}. The number of rows leaves without noise. Who knows all other rows here, and the other sites' "
-        "numbers, learns from it for certain whether there is one row more."
+        f"{stated.get(most, several)} A guess at what a row says, such as ill or not ill, has the limits of two rows, "
+        f"the one that it is and the one that it could be: {two}. The number of rows leaves without noise. Who knows "
+        "all other rows here, and the other sites' numbers, learns from it for certain whether there is one row more."
     )
     for ledger in dossier.spent:
-        of_a_run = (
-            f"A run of {counted(policy.release.max_rounds, 'round')} by the present settings spends "
-            f"{ledger.of_a_run:.3g}. "
-            if ledger.of_a_run is not None
-            else ""
-        )
+        rounds = ledger.pays_for
+        more = " or more" if rounds == MOST_ROUNDS else ""
+        pays = "" if rounds is None else f"By the present settings the budget pays for {rounds} rounds{more} in all. "
         yield (
-            f"Spent so far on data set {ledger.data_set}: ε = {ledger.epsilon:.3g} of {dp.target_epsilon:g}. {of_a_run}"
-            "A reset, which needs a reason and the site's signature, begins again at 0; the limits then add up."
+            f"Spent so far on data set {ledger.data_set}: ε = {ledger.epsilon:.3g} of {dp.target_epsilon:g}. {pays}A "
+            "reset needs a reason and the site's signature; after one, a row has the limits of two rows."
         )
     if not dossier.spent:
         yield "The kit has no ledger, which a site makes before it trains with noise: nothing was charged here."
@@ -539,10 +538,6 @@ _WORDS = (
         "mask",
         "random numbers that sources add to their updates; they cancel in the sum and hide each single one, for as "
         "long as the key agreement that they come from is unbroken ({agreements})",
-    ),
-    (
-        "noise, ε, δ",
-        "noise is random numbers that stay in the update and blur each row; ε and δ measure how well: small is better",
     ),
 )
 

@@ -165,7 +165,7 @@ def with_a_ledger(kit: Path) -> None:
         (
             lambda kit: edit(kit, min_others="1", max_colluders="1"),
             "learns",
-            "with 1 source or more",
+            "with 1 source or more, or if",
             "follows the rules, also with 1 source that helps it",
         ),
         (lambda kit: edit(kit, key_agreements='["x25519"]'), "words", "X25519 and MLKEM768", "unbroken (X25519)"),
@@ -176,7 +176,7 @@ def with_a_ledger(kit: Path) -> None:
         (with_other_columns, "data", "the task names none", "2 columns: age, ill"),
         (with_other_columns, "data", "pins its options and code", "this site would not start"),
         (with_a_ledger, "noise", "nothing was charged here", "Spent so far on data set default: ε = "),
-        (with_a_ledger, "noise", "nothing was charged here", "A run of 16 rounds by the present settings spends "),
+        (with_a_ledger, "noise", "nothing was charged here", "the budget pays for 0 rounds in all"),
         (with_a_ledger, "data", "rows, files and this policy", "default: 239 rows"),
     ],
 )
@@ -199,13 +199,17 @@ def test_the_page_follows_policy_roster_task_and_ledger(
         (
             "what if a hospital colludes",
             "learns",
-            "with 1 source or more sums over fewer sources; with all, this site's update alone 4 of 100 (single",
+            "with 1 source or more, or if this site is away in one round sums over fewer sources, and differences",
         ),
-        ("what lies can reveal at most", "learns", "in a test 3 finished rounds were enough not measured 55 of 100"),
+        (
+            "what lies can reveal at most",
+            "learns",
+            "3 finished rounds were enough not measured 55 of 100; what a row says: 100 of",
+        ),
         (
             "what if all lie together",
             "learns",
-            "holds for all of these readers together, whether they follow the rules",
+            "holds for all these readers together, whether they follow the rules",
         ),
         ("the number of rows", "noise", "learns from it for certain whether there is one row more"),
         ("the model", "learns", "anyone with the final model whether a row that it knows was used 2 of 100"),
