@@ -354,7 +354,7 @@ _LEARNS_NOTE = (
     "Found: so many of 100 used rows an attack found in ten rounds of a test with handwritten digits, uncertain by "
     "about 2. It knew all rows that could be this site's, and took one in a hundred unused ones for used. "
     "Guessing finds 1. Other data, better attacks and more rounds give other figures. {of_noise}{of_sums}Both answer "
-    "only whether a row was used, and not what it says."
+    "whether a row was used, unless they say otherwise."
 )
 _OF_NOISE = (
     "At most: what ε allows at the same rate of false alarms, over all rounds. Where a limit is given, it holds for "
