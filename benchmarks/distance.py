@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from studies import as_text, markdown, shown, this_machine
+from studies import as_text, markdown, this_machine, told
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE / "distance.json"
@@ -205,10 +205,7 @@ def main() -> int:
     if asked.measure:
         FIGURES.write_text(as_text(list(measured()), this_machine()))
     rows = json.loads(FIGURES.read_text())["rows"]
-    print(shown(tables(rows)))
-    wrong = misses(rows)
-    print(*wrong, sep="\n", file=sys.stderr)
-    return 1 if asked.check and wrong else 0
+    return told(tables(rows), misses(rows), check=asked.check)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from studies import Cache, as_text, measure, shown, this_machine
+from studies import Cache, as_text, measure, this_machine, told
 
 from securefda.bench.accuracy.federated import Job, use_one_thread
 from securefda.local.simulator import simulate
@@ -360,10 +360,7 @@ def main() -> int:
         older = [row for row in rows if row.get("study", next(iter(STUDIES))) not in STUDIES]
         rows = [*new, *older, *attack_rows(), *many_rows()]
         FIGURES.write_text(as_text(rows, this_machine()))
-    print(shown(tables(rows)))
-    wrong = misses(rows)
-    print("\n".join(wrong), file=sys.stderr)
-    return 1 if asked.check and wrong else 0
+    return told(tables(rows), misses(rows), check=asked.check)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from full_data_runs import (
     run_missing,
     searched_cells,
 )
-from studies import Cache, as_text, markdown, shown, this_machine
+from studies import Cache, as_text, markdown, this_machine, told
 
 from securefda.bench.accuracy.paper import COLORED_MNIST, LABEL_SHIFT, MEAN, NOISY_FASHION, Published
 
@@ -309,10 +309,7 @@ def main() -> int:
     if asked.measure:
         measure(asked)
     rows = json.loads(asked.figures.read_text())["rows"]
-    print(shown(tables(rows)))
-    wrong = misses(rows)
-    print(*wrong, sep="\n", file=sys.stderr)
-    return 1 if asked.check and wrong else 0
+    return told(tables(rows), misses(rows), check=asked.check)
 
 
 if __name__ == "__main__":

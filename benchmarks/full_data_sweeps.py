@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from full_data_runs import ADAPTED, SEEDS, STUDIES, Cell, Figures, Row, command_line, merged, run_missing
-from studies import Cache, as_text, markdown, shown, this_machine
+from studies import Cache, as_text, markdown, this_machine, told
 
 from securefda.bench.accuracy.paper import (
     BETA_COLORED_MNIST,
@@ -233,10 +233,7 @@ def main() -> int:
         run_missing((cell for cell in everything if cell.sweep in asked.only), asked, cache, write)
         write()
     rows = json.loads(asked.figures.read_text())["rows"]
-    print(shown(tables(rows, of_study)))
-    wrong = misses(rows, of_study)
-    print(*wrong, sep="\n", file=sys.stderr)
-    return 1 if asked.check and wrong else 0
+    return told(tables(rows, of_study), misses(rows, of_study), check=asked.check)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,13 @@ def measure(
             done(cell, future.result())
 
 
+def told(tables: Mapping[str, str], wrong: Sequence[str], *, check: bool) -> int:
+    """Print the tables, and below them which bars are missed; returns the exit code, 1 with ``check`` if any is."""
+    print(shown(tables))
+    print(*wrong, sep="\n", file=sys.stderr)
+    return 1 if check and wrong else 0
+
+
 def shown(tables: Mapping[str, str]) -> str:
     """Tables by name as one text in Markdown, each below its name."""
     return "\n\n".join(f"**{name}**\n\n{table}" for name, table in tables.items())

@@ -40,7 +40,6 @@ from securefda.site.config import (
 )
 from securefda.site.config.sections import DEFAULT_DATA_SET, ProcessSection, TrainingSection
 from securefda.site.kit import Kit, naming
-from securefda.site.left import day_of
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import (
     PrivacyAccount,
@@ -55,6 +54,7 @@ from securefda.site.privacy_account import (
 from securefda.site.route import Route
 from securefda.site.training_secret import REPEATABLE
 from securefda.tasks import Rows, Samples, Task, TaskSettings, Unlabelled, load_task, rows_of, unlabelled_target
+from securefda.text import utc_minute
 from securefda.training import PersonalMemory, SecretSeed
 from securefda.training.pseudo import PseudoLabelSettings, PseudoTrainer
 from securefda.training.team import Team
@@ -135,7 +135,7 @@ def source_of_pin(kit: Kit, pin: bytes) -> int | None:
 
 def notes_of_left(roster: Roster) -> tuple[str, ...]:
     """Return a line for the operator about each site that has left, by the certificates in the kit."""
-    left = [(entry.site_id, day_of(entry.left_at)) for entry in roster.entries if entry.left_at is not None]
+    left = [(entry.site_id, utc_minute(entry.left_at)) for entry in roster.entries if entry.left_at is not None]
     return tuple(f"{site} left the federation on {day}: its keys are refused" for site, day in left)
 
 

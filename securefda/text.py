@@ -6,6 +6,7 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 MOST_NAMES: Final = 8
@@ -36,6 +37,17 @@ _PHASES: Final = {
     "closing": "collecting signatures of the end of the run",
 }
 """A phase's name in logs, metrics and records, and what people read of it."""
+
+
+def utc_minute(time: datetime | int) -> str:
+    """Return a moment to the minute; ``time`` has a time zone, or is Unix time in seconds."""
+    moment = datetime.fromtimestamp(time, UTC) if isinstance(time, int) else time.astimezone(UTC)
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def utc_second(unix_s: int) -> str:
+    """Return a Unix time to the second."""
+    return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def said_of(site: str, message: str) -> str:

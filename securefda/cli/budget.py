@@ -17,7 +17,7 @@ from securefda.cli.options import OutputFormat, Overrides, file_or_sample, now, 
 from securefda.cli.output import Format, filled, print_result, say
 from securefda.errors import ConfigError
 from securefda.privacy.dp_events import ACCOUNTANTS, ASSUMPTIONS, GUARANTEE, TERMS
-from securefda.text import aligned, bound_text, counted, left_text, printable
+from securefda.text import aligned, bound_text, counted, left_text, printable, utc_second
 
 if TYPE_CHECKING:
     from securefda.privacy.dp_events import DpEvent
@@ -560,7 +560,7 @@ def _as_charged(what: NextRound | DpEvent) -> dict[str, float]:
 
 def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path | None) -> str:
     from securefda.privacy.ledger_storage import last_reset
-    from securefda.site.budget import MOST_ROUNDS, count_rounds, statements_of, utc
+    from securefda.site.budget import MOST_ROUNDS, count_rounds, statements_of
 
     data, budget, counts, ahead = found.site.data, found.budget, count_rounds(found.rows), found.ahead
     how = f": {counts['finished']} finished, {counts['unfinished']} interrupted or under way"
@@ -575,7 +575,7 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         ("rounds charged", f"{counts['charged']}{how if counts['charged'] else ''}"),
     ]
     for one in found.reserved:
-        of = f"{one.left} of {counted(one.rounds, 'round')}, until {utc(one.expires)}"
+        of = f"{one.left} of {counted(one.rounds, 'round')}, until {utc_second(one.expires)}"
         rows.append((f"reserved by {one.run[:12]}", printable(of)))
     if found.reserved:
         rows.append(("left beside that", f"epsilon {left_text(found.free)}"))
@@ -586,7 +586,8 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         rows.append(("rounds left as set", f"{ahead.rounds}{' or more' if ahead.rounds == MOST_ROUNDS else ''}"))
     for said in statements_of(found.rows):
         overruled = "".join(f"; found then: {line}" for line in said["overruled"])
-        rows.append((said["kind"], printable(f"{utc(said['time'])}, row {said['row']}: {said['reason']}{overruled}")))
+        when = f"{utc_second(said['time'])}, row {said['row']}"
+        rows.append((said["kind"], printable(f"{when}: {said['reason']}{overruled}")))
     if last_reset(found.rows):
         rows.append(("without any reset", f"epsilon {bound_text(found.spent_as_if_never_reset)} would be spent"))
     parts = [aligned(rows)]
@@ -595,7 +596,7 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         table += [
             (
                 str(charge.row.number),
-                utc(charge.row.time),
+                utc_second(charge.row.time),
                 str(charge.event.round),
                 str(charge.event.attempt),
                 str(charge.event.steps),

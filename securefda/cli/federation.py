@@ -264,17 +264,13 @@ def sign(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Sign a new roster as a member, at home, after checking that it follows from the kit's own."""
-    from securefda.disk import PUBLIC_MODE, read_file, require_new, write_file, writing_errors
-    from securefda.protocol.roster import SignedRoster
+    from securefda.disk import PUBLIC_MODE, require_new, write_file, writing_errors
     from securefda.site.enrolment import countersign
-    from securefda.site.kit import load_kit, naming_roster
+    from securefda.site.kit import load_kit, signed_roster_at
 
     require_new("--out", out)
     own = load_kit(kit, now())
-    data = read_file(roster).data
-    with naming_roster(roster):
-        proposal = SignedRoster.from_bytes(data)
-    signed = countersign(own, proposal)
+    signed = countersign(own, signed_roster_at(roster))
     with writing_errors(out):
         write_file(out, signed.to_bytes(), PUBLIC_MODE)
     text = f"{own.site_id} signed; send {out} to the CA, which runs: securefda federation merge FOLDER {out.name}"
@@ -288,15 +284,10 @@ def merge(
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Add a member's signature to the CA's roster and write all kits again."""
-    from securefda.disk import read_file
-    from securefda.protocol.roster import SignedRoster
     from securefda.site.enrolment import merge_signatures
-    from securefda.site.kit import naming_roster
+    from securefda.site.kit import signed_roster_at
 
-    data = read_file(roster).data
-    with naming_roster(roster):
-        returned = SignedRoster.from_bytes(data)
-    enrolment = merge_signatures(folder, returned)
+    enrolment = merge_signatures(folder, signed_roster_at(roster))
     print_result(output, _data(enrolment), _changed_text(enrolment))
 
 

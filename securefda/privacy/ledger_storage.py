@@ -26,7 +26,6 @@ import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -35,7 +34,7 @@ from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.formats import LEDGER
 from securefda.parse import json_value
 from securefda.privacy.dp_events import DpEvent, require
-from securefda.text import counted
+from securefda.text import counted, utc_second
 
 Kind = Literal["opened", "reserved", "committed", "charged", "accepted", "reset", "run-reserved", "run-released"]
 _BOUND = frozenset({"site", "data", "fingerprint", "samples", "file"})
@@ -309,7 +308,7 @@ class LedgerState:
             why += f"{_in_short(data.fingerprint)} of {data.samples} rows now"
             raise ConfigError(str(self._path), why, hint=_HINT_DATA)
         if now is not None and now < self.rows[-1].time - CLOCK_SLACK_S:
-            why = f"says {_text(now)}, but the privacy ledger was written at {_text(self.rows[-1].time)}"
+            why = f"says {utc_second(now)}, but the privacy ledger was written at {utc_second(self.rows[-1].time)}"
             raise ConfigError("clock", f"{why}: it was moved back", hint=f"set the clock; where it is right: {ACCEPT}")
 
     def check_complete(self) -> None:
@@ -367,10 +366,6 @@ def bound_to(data: DataSet, number: str) -> dict[str, Any]:
 
 def _in_short(fingerprint: str) -> str:
     return fingerprint[:12]
-
-
-def _text(time: int) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 _MODE = 0o600

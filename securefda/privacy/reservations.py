@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from securefda.errors import BudgetExhausted
@@ -19,6 +18,7 @@ from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger_storage import Row, charged, event_fields, last_reset
 from securefda.privacy.planning import repeated, rounds_paid
+from securefda.text import utc_minute
 
 DAY_S: Final = 86_400
 
@@ -160,13 +160,12 @@ def require_unreserved(
         return
     last = max(held.values(), key=lambda one: one.expires)
     runs = ", ".join(run[:12] for run in held)
-    until = datetime.fromtimestamp(last.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
     raise error(
         spent,
         budget.epsilon,
         after - before,
         what=what,
-        needs=f"epsilon {before - spent:.4f} is reserved for run {runs} until {until}, and {needs}",
+        needs=f"epsilon {before - spent:.4f} is reserved for run {runs} until {utc_minute(last.expires)}, and {needs}",
         hint=f"wait until then, release it (securefda budget release --config FILE --run {last.run[:12]}) if that run "
         "is over, or raise dp.target-epsilon in the signed policy",
     )

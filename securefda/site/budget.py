@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -37,7 +37,7 @@ from securefda.site.config import (
 from securefda.site.kit import Kit, load_kit
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import charges_for, check_statements, data_set_of, ledger_file, require_no_ledger_at
-from securefda.text import counted
+from securefda.text import counted, utc_second
 
 if TYPE_CHECKING:
     from securefda.tasks import Rows
@@ -284,7 +284,7 @@ def budget_status(site: BudgetSite, budget: Budget, now: int) -> BudgetStatus:
         warnings.append("the budget is exhausted: what is left does not pay for a round as set")
     written = rows[-1].time
     if now < written - CLOCK_SLACK_S:
-        line = f"the clock says {utc(now)}, and the ledger was written at {utc(written)}: nothing trains"
+        line = f"the clock says {utc_second(now)}, and the ledger was written at {utc_second(written)}: nothing trains"
         warnings.append(line)
     if last_reset(rows):
         warnings.append("rows that trained before the last reset have lost the protection that this epsilon states")
@@ -358,9 +358,4 @@ def _overruled(bound: Row, before: Row, row: Row) -> Iterator[str]:
     if then != now:
         yield f"the rows have changed: {then[1]} of fingerprint {then[0][:12]} before, {now[1]} of {now[0][:12]} now"
     if row.time < before.time - CLOCK_SLACK_S:
-        yield f"the clock went back from {utc(before.time)} to {utc(row.time)}"
-
-
-def utc(time: int) -> str:
-    """Return a Unix time as text for people."""
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        yield f"the clock went back from {utc_second(before.time)} to {utc_second(row.time)}"

@@ -24,7 +24,7 @@ from securefda.errors import AuthenticationError, CertificateError, ConfigError
 from securefda.protocol.envelope import PUBLIC_KEY_BYTES
 from securefda.protocol.roster import Roster, RosterEntry, is_name
 from securefda.site.endpoints import SiteSpec, is_ip_address
-from securefda.text import counted
+from securefda.text import counted, utc_minute
 
 SITE_VALIDITY = timedelta(days=825)
 CA_VALIDITY = timedelta(days=3650)
@@ -264,12 +264,13 @@ def check_dates(name: str, certificate: x509.Certificate, now: datetime) -> None
     now = require_aware(now)
     if now < certificate.not_valid_before_utc:
         raise CertificateError(
-            f"{name}: not valid before {_minute(certificate.not_valid_before_utc)}, this clock says {_minute(now)}",
+            f"{name}: not valid before {utc_minute(certificate.not_valid_before_utc)}, "
+            f"this clock says {utc_minute(now)}",
             hint=f"set this machine's clock; if it is right, the CA's was wrong: {RENEW}",
         )
     if now > certificate.not_valid_after_utc:
         raise CertificateError(
-            f"{name}: expired at {_minute(certificate.not_valid_after_utc)}, this clock says {_minute(now)}",
+            f"{name}: expired at {utc_minute(certificate.not_valid_after_utc)}, this clock says {utc_minute(now)}",
             hint=f"{RENEW}; or set this machine's clock if it is wrong",
         )
 
@@ -309,9 +310,9 @@ def identify_peer(certificate: x509.Certificate, roster: Roster, now: datetime) 
 def check_entry_dates(entry: RosterEntry, now: datetime) -> None:
     """Check that the roster lets this site take part at ``now``. Raises CertificateError."""
     if not entry.is_valid_at(int(require_aware(now).timestamp())):
-        begin, end = (datetime.fromtimestamp(t, UTC) for t in (entry.not_before, entry.not_after))
+        valid = f"from {utc_minute(entry.not_before)} to {utc_minute(entry.not_after)}"
         raise CertificateError(
-            f"roster: {entry.site_id} is valid from {_minute(begin)} to {_minute(end)}, this clock says {_minute(now)}",
+            f"roster: {entry.site_id} is valid {valid}, this clock says {utc_minute(now)}",
             hint=f"{RENEW}; or set this machine's clock if it is wrong",
         )
 
@@ -418,7 +419,3 @@ def _general_name(name: str) -> x509.GeneralName:
 def _uri(federation_id: str, site_id: str = "") -> x509.UniformResourceIdentifier:
     path = f"/{site_id}" if site_id else ""
     return x509.UniformResourceIdentifier(f"{URI_SCHEME}://{federation_id}{path}")
-
-
-def _minute(time: datetime) -> str:
-    return require_aware(time).strftime("%Y-%m-%d %H:%M UTC")

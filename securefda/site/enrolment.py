@@ -51,6 +51,7 @@ from securefda.site.kit import (
     make_manifest,
     make_proposal,
     naming_roster,
+    signed_roster_at,
 )
 from securefda.site.policy.signed import write_policy_signature
 from securefda.site.request import MAX_REQUEST_BYTES, SiteRequest, entry_fingerprint
@@ -378,7 +379,7 @@ def merge_signatures(root: Path, returned: SignedRoster) -> Enrolment:
         ConfigError: ``returned`` is another roster than the current one, or a signature is wrong.
     """
     with _open_store(root) as (store, roster):
-        current = _read_roster(store)
+        current = signed_roster_at(store.ca_folder / ROSTER_FILE)
         if returned.roster_bytes != current.roster_bytes:
             raise ConfigError("roster", f"is not the roster of epoch {roster.epoch} that the CA signed last")
         merged = current.with_signatures(dict(returned.member_signatures))
@@ -523,13 +524,6 @@ def _find(roster: Roster, site_id: str) -> RosterEntry:
         raise ConfigError(site_id, "is not enrolled", hint=f"enrolled are: {known}") from None
 
 
-def _read_roster(store: _Store) -> SignedRoster:
-    file = store.ca_folder / ROSTER_FILE
-    data = read_file(file).data
-    with naming_roster(file):
-        return SignedRoster.from_bytes(data)
-
-
 @contextmanager
 def _open_store(root: Path) -> Iterator[tuple[_Store, Roster]]:
     """Open the CA's folder for one change at a time; two at once would sign two rosters of one epoch."""
@@ -548,6 +542,6 @@ def _open_store(root: Path) -> Iterator[tuple[_Store, Roster]]:
             raise ConfigError(str(root), "another change of this federation is under way") from None
         authority = Authority.load(ca_folder)
         store = _Store(root, authority, Endpoints.from_toml(read_file(ca_folder / ENDPOINTS_FILE).data))
-        yield store, _read_roster(store).verify_ca(authority.ca.roster_key)
+        yield store, signed_roster_at(store.ca_folder / ROSTER_FILE).verify_ca(authority.ca.roster_key)
     finally:
         os.close(descriptor)

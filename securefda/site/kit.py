@@ -489,6 +489,13 @@ def naming_roster(file: Path | str, hint: str = "") -> Iterator[None]:
         raise ConfigError(str(file), why, hint=hint or error.hint or _FETCH) from error
 
 
+def signed_roster_at(file: Path) -> SignedRoster:
+    """Read a roster with its signatures, which nothing here checks. Raises ConfigError: it is none."""
+    data = read_file(file).data
+    with naming_roster(file):
+        return SignedRoster.from_bytes(data)
+
+
 def check_not_older(local: Path, ca_fingerprint: str, roster: Roster) -> None:
     """Refuse a roster that is older than one that this site has used, or another one of the same epoch.
 

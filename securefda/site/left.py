@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from securefda.formats import LEAVING
 from securefda.parse import canonical_json, items, load_object, number, object_with, text
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.roster import Roster, RosterEntry, check_name
+from securefda.text import utc_minute
 
 LEAVING_MESSAGE: Final = "Leaving"
 """Message type under which a site signs that it leaves."""
@@ -152,12 +153,7 @@ class LeavingCertificate:
     @property
     def day(self) -> str:
         """When the site left, for people."""
-        return day_of(self.left_at)
-
-
-def day_of(unix_s: int) -> str:
-    """A second of Unix time, for people."""
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return utc_minute(self.left_at)
 
 
 def take(local: Path, roster: Roster, certificate: LeavingCertificate) -> Path:
@@ -225,7 +221,7 @@ def with_left(roster: Roster, certificates: Sequence[LeavingCertificate]) -> Ros
 def require_still_member(entry: RosterEntry) -> None:
     """Refuse to take part as a site that has left. Raises CertificateError."""
     if entry.left_at is not None:
-        why = f"{entry.site_id} left the federation on {day_of(entry.left_at)} and revoked the keys of this kit"
+        why = f"{entry.site_id} left the federation on {utc_minute(entry.left_at)} and revoked the keys of this kit"
         raise CertificateError(why, hint="to take part again, ask the authority to enrol the site with new keys")
 
 
