@@ -245,8 +245,12 @@ def _parties(dossier: Dossier) -> Table:
     return Table(("organisation", "part", "what it is trusted for"), rows, broad=(2,))
 
 
+def _made_its_own_keys(kit: Kit) -> bool:
+    return (kit.local / REQUEST_FILE).exists()
+
+
 def _who_made_the_keys(kit: Kit) -> str:
-    if (kit.local / REQUEST_FILE).exists():
+    if _made_its_own_keys(kit):
         return "This site made its own keys"
     return "It made this site's keys, so it can pose as this site"
 
@@ -353,12 +357,12 @@ _OF_THE_TARGET = (
 _LEARNS_NOTE = (
     "Found: so many of 100 used rows an attack found in ten rounds of a test with handwritten digits, uncertain by "
     "about 2. It knew all rows that could be this site's, and took one in a hundred unused ones for used. "
-    "Guessing finds 1. Other data, better attacks and more rounds give other figures. {of_noise}{of_sums}Both answer "
-    "whether a row was used, unless they say otherwise."
+    "Guessing finds 1. Other data, better attacks and more rounds give other figures. {of_noise}{of_sums}Both columns "
+    "are about whether a row was used{of_content}."
 )
 _OF_NOISE = (
-    "At most: what ε allows at the same rate of false alarms, over all rounds. Where a limit is given, it holds for "
-    "all these readers together, whether they follow the rules or not, since this site adds its noise itself. "
+    "At most: what ε allows at the same rate of false alarms, over all rounds. It leaves out the number of rows, which "
+    "is exact. It holds for all these readers together, lying or not, since this site adds its noise itself. "
 )
 
 
@@ -366,7 +370,8 @@ def _learns_note(dossier: Dossier) -> str:
     policy = dossier.policy
     spare = policy.max_colluders if not dossier.in_clear else 0
     of_sums = f"Sums are counted without the {counted(spare, 'source')} that may help the target. " if spare else ""
-    return _LEARNS_NOTE.format(of_noise=_OF_NOISE if policy.dp.required else "", of_sums=of_sums)
+    noise, content = ("", "") if not policy.dp.required else (_OF_NOISE, f"; what it says: {_limits(2, policy)[1]}")
+    return _LEARNS_NOTE.format(of_noise=noise, of_sums=of_sums, of_content=content)
 
 
 def _learns(dossier: Dossier) -> Table:
@@ -391,7 +396,8 @@ def _learns(dossier: Dossier) -> Table:
         lies += "; with made-up statistics, single row counts and lengths of updates"
     rows.append([f"{target}, if it lies", lies, "not measured"])
     if not dossier.in_clear:
-        more = f"{target} with {counted(spare + 1, 'source')} or more, or if this site is away in one round"
+        keys = "" if _made_its_own_keys(dossier.kit) else ", with keys that the authority made"
+        more = f"{target} with {counted(spare + 1, 'source')} or more{keys}, or if this site is away in one round"
         fewer = "sums over fewer sources, and differences of sums; in the worst case, this site's update alone"
         rows.append([more, fewer, _found(1, noise)])
     alone = f"from every model, {used}; the size of this site's contribution"
@@ -399,11 +405,7 @@ def _learns(dossier: Dossier) -> Table:
     rows.append(["anyone with the final model", used, _found(hides, noise, model=True)])
     at_most = f"{_limits(1, policy)[1]}" if noise else "no limit"
     rows = [[*row, at_most] for row in rows]
-    if noise:
-        rows[1][-1] = f"{at_most}; what a row says: {_limits(2, policy)[1]}"
     rows.append(["who has this site's machine", "everything that this site knows", "all", "no limit"])
-    posing = "no row: it could send in this site's name, and sign a policy or a reset that still has to come in here"
-    rows.append(["who has only this site's keys", posing, "–", "–"])
     return Table(("who", "can learn", "found", "at most"), rows, broad=(1,))
 
 
@@ -424,7 +426,8 @@ def _noise(dossier: Dossier) -> Iterator[Part]:
         yield (
             f"Noise is required. {one} limits what all that leaves reveals about one row, except through the number of "
             "rows. It is for all rounds and runs together, and also holds if the target lies and all other sources "
-            "help it. It does not hold against one inside this site's machine. Once it is spent, no round begins."
+            "help it. It does not hold against one inside this site's machine. Once it is spent, no round begins. The "
+            f"noise is Gaussian, in each step of training (DP-SGD); its cost is added up by {dp.accountant.upper()}."
         )
     else:
         yield (
@@ -477,8 +480,8 @@ def _rest(dossier: Dossier) -> Iterator[str]:
     if not dossier.in_clear:
         sent = ", as it was sent, with its noise" if policy.dp.required else ""
         yield (
-            "In one round, this site's update is in one sum at most. If the site is away in another round, the "
-            f"difference of the two sums shows roughly its update{sent}."
+            "If this site is away in one round, the difference between the sum then and one before or after shows "
+            f"roughly its update{sent}, and exactly its number of rows."
         )
     yield "The target chooses what it asks. It and every source can pass the model on, and nobody can check that."
     if not policy.agreement.columns:
@@ -510,7 +513,7 @@ def _time(dossier: Dossier) -> Iterator[tuple[str, str]]:
     yield (
         "can we stop",
         f"at any time: stop the process. It sends nothing more, and the round {goes_on}. A masked update that was sent "
-        "may still be opened in its sum",
+        "may still be opened in its sum. In the middle of a run this is being away: see what remains at risk",
     )
     yield (
         "how to leave",

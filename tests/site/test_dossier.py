@@ -165,7 +165,7 @@ def with_a_ledger(kit: Path) -> None:
         (
             lambda kit: edit(kit, min_others="1", max_colluders="1"),
             "learns",
-            "with 1 source or more, or if",
+            "with 1 source or more, with",
             "follows the rules, also with 1 source that helps it",
         ),
         (lambda kit: edit(kit, key_agreements='["x25519"]'), "words", "X25519 and MLKEM768", "unbroken (X25519)"),
@@ -199,18 +199,19 @@ def test_the_page_follows_policy_roster_task_and_ledger(
         (
             "what if a hospital colludes",
             "learns",
-            "with 1 source or more, or if this site is away in one round sums over fewer sources, and differences",
+            "with 1 source or more, with keys that the authority made, or if this site is away in one round sums",
         ),
         (
             "what lies can reveal at most",
             "learns",
-            "3 finished rounds were enough not measured 55 of 100; what a row says: 100 of",
+            "3 finished rounds were enough not measured 55 of 100",
         ),
         (
             "what if all lie together",
             "learns",
-            "holds for all these readers together, whether they follow the rules",
+            "holds for all these readers together, lying or not",
         ),
+        ("what a row says", "learns", "about whether a row was used; what it says: 100 of 100."),
         ("the number of rows", "noise", "learns from it for certain whether there is one row more"),
         ("the model", "learns", "anyone with the final model whether a row that it knows was used 2 of 100"),
         ("epsilon", "noise", "right in at most 98.21 of 100 cases, and in 50 without"),
