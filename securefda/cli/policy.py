@@ -164,29 +164,33 @@ def _full_command(policy: Path, federation: Path | None, site: str) -> str:
 @app.command("dossier")
 def dossier(
     kit: Kit,
-    out: Annotated[Path, typer.Option("--out", help="The page to write.")] = Path("dossier.html"),
+    out: Annotated[Path, typer.Option("--out", help="The page to write, .html or .pdf.")] = Path("dossier.html"),
     output: OutputFormat = Format.TXT,
 ) -> None:
     """Write a source's policy as two pages for those who sign: who gets what, who can learn what, how to stop.
 
-    The page is HTML without scripts. Print it on A4, or to PDF, from a browser.
+    The page is HTML without scripts, to print on A4. A file that ends in .pdf is printed by Chromium or Chrome, which
+    must be installed.
     """
     from securefda.disk import PUBLIC_MODE, require_new, write_file, writing_errors
     from securefda.pages.html import static_page
+    from securefda.pages.pdf import browser_for, printed
     from securefda.site.config import load_source
     from securefda.site.dossier import page_of, read_dossier
     from securefda.site.kit import SETTINGS_FILE, load_kit
 
     require_new("--out", out)
+    browser = browser_for("--out") if out.suffix.lower() == ".pdf" else ""
     own = load_kit(kit, now(), expected_role="source")
     settings = own.local / SETTINGS_FILE
     config = load_source(settings, (), os.environ) if settings.exists() else None
     found = read_dossier(own, config, now())
     page = static_page(page_of(found), f"{own.site_id}: what it agrees to", "securefda policy dossier", sheet=True)
+    data = printed(page, browser, "--out") if browser else page.encode("utf-8")
     with writing_errors(out):
-        write_file(out, page.encode("utf-8"), PUBLIC_MODE)
-    data = {"site": own.site_id, "file": str(out), "policy_sha256": found.digest}
-    print_result(output, data | {"fault": found.fault}, f"{out}: two pages on A4; print it from a browser")
+        write_file(out, data, PUBLIC_MODE)
+    told = {"site": own.site_id, "file": str(out), "policy_sha256": found.digest, "fault": found.fault}
+    print_result(output, told, f"{out}: two pages on A4{'' if browser else '; print it from a browser'}")
 
 
 def _explain_target(kit: StartupKit, output: Format) -> None:

@@ -273,3 +273,14 @@ def test_the_command_writes_one_file_without_scripts_once(kit: Path, tmp_path: P
     assert out.read_text() == page
     assert main(["policy", "dossier", str(kit.parent / "clinic"), "--out", str(tmp_path / "other.html")]) == 4
     assert not (tmp_path / "other.html").exists()
+
+
+def test_a_pdf_without_a_browser_is_one_clear_line(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["policy", "dossier", str(kit), "--out", str(tmp_path / "page.pdf")]) == 4
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "error: --out: a PDF needs Chromium or Chrome, and none is on PATH"
+    assert hint == "hint: install one, or name a file that ends in .html and print it from a browser"
+    assert not (tmp_path / "page.pdf").exists()

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, browser
+from browser import CHROMIUM
 
 from securefda.cli import main
 
@@ -29,7 +29,7 @@ STATED = {
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.parametrize("settings", [NOISE, ("privacy.min-others=2",)], ids=["noise", "no noise"])
 def test_it_prints_on_two_pages(tmp_path: Path, settings: tuple[str, ...]) -> None:
-    study, kits, page = tmp_path / "study", tmp_path / "kits", tmp_path / "page.html"
+    study, kits, page = tmp_path / "study", tmp_path / "kits", tmp_path / "page.pdf"
     assert main(["new", str(study), "--tabular", str(EXAMPLE), "--label", "ill"]) == 0
     given = [part for setting in settings for part in ("--set", setting)]
     assert main(["federation", "init", str(study / "federation.toml"), "--out", str(kits), *given]) == 0
@@ -41,7 +41,4 @@ def test_it_prints_on_two_pages(tmp_path: Path, settings: tuple[str, ...]) -> No
     policy.write_text(text)
     assert main(["policy", "sign", str(kit), "--name", "Ada Lovelace", "--role", "data-protection officer"]) == 0
     assert main(["policy", "dossier", str(kit), "--out", str(page)]) == 0
-    with browser() as tab:
-        tab.open(page)
-        tab.pdf(tmp_path / "page.pdf")
-    assert len(re.findall(rb"/Type\s*/Page\b", (tmp_path / "page.pdf").read_bytes())) == 2
+    assert len(re.findall(rb"/Type\s*/Page\b", page.read_bytes())) == 2
