@@ -108,6 +108,12 @@ def init(
         Deploy | None,
         typer.Option("--deploy", help="Write for each site what runs its process there, into SITE.deploy."),
     ] = None,
+    image: Annotated[
+        list[str],
+        typer.Option(
+            "--image", metavar="ROLE=NAME@sha256:DIGEST", help="Image that containers of the aggregator or source run."
+        ),
+    ] = [],
     overrides: Overrides = [],
     output: OutputFormat = Format.TXT,
 ) -> None:
@@ -118,7 +124,7 @@ def init(
     """
     from securefda.protocol.hybrid import require_available
     from securefda.site.config import kit_settings_toml, load_federation
-    from securefda.site.deployment import SUFFIX, write_deployment
+    from securefda.site.deployment import SUFFIX, pinned_images, write_deployment
     from securefda.site.endpoints import Address, SiteSpec
     from securefda.site.enrolment import init_federation, read_requests
 
@@ -138,7 +144,8 @@ def init(
     if asked and asked[0].address and not address:
         aggregator = asked[0].address
     fixed = "" if config.transport.listen.endswith(":0") else config.transport.listen
-    everywhere = Address("0.0.0.0", aggregator.port) if deploy and deploy.in_containers else None  # noqa: S104
+    in_containers = deploy is not None and deploy.in_containers
+    everywhere = Address("0.0.0.0", aggregator.port) if in_containers else None  # noqa: S104
     bound = Address.parse(listen, "--listen") if listen else fixed or everywhere or aggregator
     entities, names = _known("--entity", entity, site_ids), _known("--name", name, site_ids)
     names.setdefault(config.federation.target, []).append(server_name or aggregator.host)
@@ -156,7 +163,12 @@ def init(
     recipient = next(
         one.legal_entity for one in ([request.site for request in asked] if asked else sites) if one.role == "target"
     )
-    deployed = {} if deploy is None else _deployed(deploy, config, aggregator, str(bound))
+    if image and not in_containers:
+        raise ConfigError(
+            "--image", "is of containers", hint="give --deploy compose or kubernetes, or leave --image out"
+        )
+    images = pinned_images(image)
+    deployed = {} if deploy is None else _deployed(deploy, config, aggregator, str(bound), images)
     enrolment = init_federation(
         out,
         config.federation.name,
@@ -169,6 +181,8 @@ def init(
     )
     folders = write_deployment(out, deployed)
     lines = [f"what runs each site's process is in {out}/SITE{SUFFIX}; hand it to the site"] if folders else []
+    if in_containers and len(images) < 2:
+        lines.append("an image named by a tag can change: pin each by its digest, with --image or in these files")
     data = _data(enrolment) | {"deployments": [str(folder) for folder in folders]}
     print_result(output, data, "\n".join([_founded_text(enrolment), *lines]))
 
@@ -311,7 +325,9 @@ def _known(option: str, values: list[str], sites: tuple[str, ...]) -> dict[str, 
     return by_site
 
 
-def _deployed(kind: Deploy, config: FederationConfig, aggregator: Address, listen: str) -> dict[str, dict[str, str]]:
+def _deployed(
+    kind: Deploy, config: FederationConfig, aggregator: Address, listen: str, images: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
     """Return site -> its files for a deployment."""
     from securefda.site.config import metrics_port_of
     from securefda.site.deployment import METRICS_PORT, DeployedSite, deployment_files
@@ -328,6 +344,7 @@ def _deployed(kind: Deploy, config: FederationConfig, aggregator: Address, liste
                 aggregator=aggregator,
                 listen=bound,
                 metrics_port=metrics_port_of(config, site) or METRICS_PORT,
+                image=images.get("aggregator" if site == target else "source", ""),
             ),
         )
         for site in (target, *config.federation.sources)

@@ -120,9 +120,62 @@ def test_the_walkthrough_s_compose_file_is_what_is_written_for_its_sites(tmp_pat
     assert walk == written
 
 
+AT = "@sha256:" + "0a" * 32
+PINNED = {role: f"registry.example.org:5000/securefda-{role}{AT}" for role in ROLES.values()}
+
+
+def test_images_are_pinned_by_digest_or_a_line_says_that_they_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = ("--address", f"{ELSEWHERE}:{8443}")
+    images = [part for role, name in PINNED.items() for part in ("--image", f"{role}={name}")]
+    for kind, given, last in (
+        ("compose", images, "hand it to the site"),
+        ("compose", images[:2], "an image named by a tag can change"),
+        ("kubernetes", images, "hand it to the site"),
+        ("kubernetes", [], "an image named by a tag can change"),
+    ):
+        out = tmp_path / f"{kind}-{len(given)}"
+        found = deploy(out, kind, *address, *given)
+        assert last in capsys.readouterr().out.splitlines()[-1]
+        for site, role in ROLES.items():
+            expected = PINNED[role] if f"{role}={PINNED[role]}" in given else f"securefda-{role}"
+            if kind == "compose":
+                assert service_of(found[site])["image"] == expected
+            else:
+                (image,) = yaml.safe_load((found[site] / "kustomization.yaml").read_text())["images"]
+                name, _, digest = expected.partition("@")
+                assert image == {"name": "securefda", "newName": name} | (
+                    {"digest": digest} if digest else {"newTag": "latest"}
+                )
+
+
+@needs_kubectl
+def test_every_container_of_a_pod_runs_the_pinned_image(tmp_path: Path) -> None:
+    out = tmp_path / "kits"
+    images = [part for role, name in PINNED.items() for part in ("--image", f"{role}={name}")]
+    found = deploy(out, "kubernetes", "--address", f"{ELSEWHERE}:{PORT}", *images)
+    for site, role in ROLES.items():
+        pod = Manifests(found[site], out / site).pod
+        assert {one["image"] for one in (*pod["containers"], *pod["initContainers"])} == {PINNED[role]}
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
+        *(
+            (
+                ("compose", "--address", "clinic:8443", "--image", image),
+                f"--image {image}: is not ROLE=NAME@sha256:DIGEST",
+                "name the role, aggregator or source, and a digest: a tag can come to mean another image",
+            )
+            for image in ("source=securefda-source:1.0.0", f"clinic=securefda{AT}", f"source=securefda{AT[:-1]}")
+        ),
+        (
+            ("systemd", "--image", f"source=securefda-source{AT}"),
+            "--image: is of containers",
+            "give --deploy compose or kubernetes, or leave --image out",
+        ),
         (
             ("compose",),
             "--address: 127.0.0.1:8443 is each container's own",

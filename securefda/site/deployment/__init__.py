@@ -6,7 +6,8 @@ secret, and it contains no more than the kit's public files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class DeployedSite:
         aggregator: where the sources reach the aggregator.
         listen: where the aggregator binds.
         metrics_port: where probes are answered, on 127.0.0.1.
+        image: ``NAME@sha256:DIGEST``; "" for the image of this name that was built on the site's machine.
     """
 
     federation: str
@@ -42,6 +44,7 @@ class DeployedSite:
     aggregator: Address
     listen: Address
     metrics_port: int = METRICS_PORT
+    image: str = ""
 
     def __post_init__(self) -> None:
         if self.is_target and self.metrics_port == self.listen.port:
@@ -51,11 +54,13 @@ class DeployedSite:
     @property
     def values(self) -> dict[str, object]:
         """Return the values for the templates."""
+        command = "aggregator" if self.is_target else "source"
         return {
             "federation": self.federation,
             "site": self.site,
             "role": "target" if self.is_target else "source",
-            "command": "aggregator" if self.is_target else "source",
+            "command": command,
+            "image": self.image or f"securefda-{command}",
             "is_target": self.is_target,
             "aggregator_host": self.aggregator.host,
             "aggregator_port": self.aggregator.port,
@@ -65,6 +70,25 @@ class DeployedSite:
             "metrics_port": self.metrics_port,
             "unit": f"securefda-{self.site}.service",
         }
+
+
+_IMAGE = re.compile(r"(aggregator|source)=(\w[\w.:/-]*@sha256:[0-9a-f]{64})", re.ASCII)
+
+
+def pinned_images(texts: Iterable[str]) -> dict[str, str]:
+    """Read ``ROLE=NAME@sha256:DIGEST``, where a role is ``aggregator`` or ``source``, into role -> name with digest.
+
+    Raises:
+        ConfigError: one has another form, such as a tag alone.
+    """
+    found = {}
+    for text in texts:
+        pinned = _IMAGE.fullmatch(text)
+        if pinned is None:
+            hint = "name the role, aggregator or source, and a digest: a tag can come to mean another image"
+            raise ConfigError(f"--image {text}", "is not ROLE=NAME@sha256:DIGEST", hint=hint)
+        found[pinned[1]] = pinned[2]
+    return found
 
 
 def _systemd(site: DeployedSite) -> Iterator[tuple[str, str]]:
