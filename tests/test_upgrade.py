@@ -16,6 +16,7 @@ from securefda.audit.reconcile.evidence import Evidence, EvidenceError
 from securefda.cli import main
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.formats import FileFormat
+from securefda.operations.run_folder import read_summary
 from securefda.operations.state import read_state
 from securefda.privacy.ledger import rows_of
 from securefda.protocol.build import WIRE_VERSION
@@ -43,6 +44,7 @@ FILES = {
     "summary.json": formats.SUMMARY,
     "model-card.json": formats.MODEL_CARD,
     "checkpoint": formats.LOG,
+    "rows.sqlite": formats.LEDGER,
 }
 
 ELSEWHERE = (formats.REQUEST, formats.LEAVING, formats.LOG_RECORD, formats.EVIDENCE, formats.RECEIPT)
@@ -110,6 +112,7 @@ NEWER: dict[str, Callable[[Path], None]] = {
     "summary.json": _json_at("schema_version"),
     "model-card.json": _json_at("schema_version"),
     "checkpoint": lambda path: path.write_bytes(path.read_bytes().replace(b"securefda/1/", b"securefda/99/")),
+    "rows.sqlite": _sqlite,
 }
 
 
@@ -143,6 +146,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "state.sqlite": lambda path: StateFile(path, "", formats.RUN_STATE, exclusive=True),
     "status.json": lambda path: read_state(path.parent),
     "checkpoint": lambda path: open_log(path.parent),
+    "rows.sqlite": rows_of,
+    "summary.json": read_summary,
 }
 
 

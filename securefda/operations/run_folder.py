@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from securefda import formats
 from securefda.disk import MAX_FILE_BYTES, open_patiently, read_whole, whole_lines, write_file
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.operations.records import RoundLine, SiteLine, Summary
@@ -300,10 +301,13 @@ def read_summary(path: Path) -> dict[str, Any]:
     """Read a ``summary.json``.
 
     Raises:
-        ConfigError: it is damaged.
+        ConfigError: it is damaged, or a later release wrote it in another format.
         OSError: it is unreadable, no regular file, or larger than ``MAX_FILE_BYTES``.
     """
-    return read_object(path, 1, read_whole(path, MAX_FILE_BYTES), SUMMARY)
+    data = read_whole(path, MAX_FILE_BYTES)
+    if why := formats.SUMMARY.why_not_of(data):
+        raise ConfigError(str(path), why, hint="read this run folder with that release")
+    return read_object(path, 1, data, SUMMARY)
 
 
 def _is_vast(value: Any) -> bool:
