@@ -43,6 +43,7 @@ _OCTET_STRING_32 = b"\x04\x20"  # DER: the extension's value is an OCTET STRING 
 _MALFORMED = (
     ValueError,
     TypeError,
+    KeyError,  # cryptography 48, of a name whose value has a type that it does not know
     InvalidSignature,
     UnsupportedAlgorithm,
     x509.DuplicateExtension,
