@@ -120,6 +120,7 @@ def leave(
     site left) refuse its keys from then on, before the authority has revoked it.
     """
     from securefda.disk import PUBLIC_MODE, require_new, write_file, writing_errors
+    from securefda.errors import ConfigError
     from securefda.pages.html import static_page
     from securefda.site.kit import POLICY_FILE, load_kit
     from securefda.site.left import take
@@ -129,6 +130,8 @@ def leave(
     require_new("--out", out)
     if certificate is not None:
         require_new("--certificate", certificate)
+        if certificate.resolve() == out.resolve():
+            raise ConfigError("--certificate", f"{certificate} is the page, too", hint="name another file")
     own = load_kit(kit, now(), expected_role="source")
     found = leaving_page(own, load_policy(own.local / POLICY_FILE), now())
     page = static_page(found, f"{own.site_id}: what it has released", "securefda source leave", sheet=True)

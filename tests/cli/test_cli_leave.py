@@ -155,6 +155,18 @@ def test_neither_page_nor_certificate_replaces_a_file_and_then_nothing_is_revoke
     assert (file.read_text(), page.exists(), (kit.local / "left").exists()) == ("mine", False, False)
 
 
+def test_one_file_is_not_page_and_certificate_and_then_nothing_is_revoked(
+    kit: Kit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, same = tmp_path / "leaving", tmp_path / "." / "leaving"
+
+    code, out, err = printed(capsys, "source", "leave", str(kit.root), "--out", str(page), "--certificate", f"{same}")
+
+    assert (code, out) == (ExitCode.CONFIG, "")
+    assert err.startswith("error: --certificate: ")
+    assert (page.exists(), (kit.local / "left").exists()) == (False, False)
+
+
 def test_a_file_that_is_no_certificate_is_refused_by_its_name(
     kit: Kit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
