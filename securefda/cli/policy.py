@@ -151,7 +151,8 @@ def explain(
         text = f"{words.text()}\n\nSignature: {signature}"
     else:
         brief = in_brief(loaded, len(sources) or None, file.kit.roster.target.site_id if file.kit else "")
-        until = f"; until {loaded.agreement.expires}" if loaded.agreement.expires else ""
+        last = loaded.agreement.expires
+        until = "" if not last else f"; until {last}" if now().date().isoformat() <= last else f"; ended on {last}"
         text = aligned([*brief, ("signed", f"{signature}{until}"), ("more", _full_command(policy, federation, site))])
     print_result(output, data | asdict(words), text)
 

@@ -570,7 +570,7 @@ def test_two_people_sign_one_after_the_other_and_an_edit_begins_anew(
     assert [person.name for person in load_kit(kit, datetime.now(UTC)).signers()] == ["Ben"]
 
 
-def test_check_says_that_a_policy_has_ended(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_explain_say_that_a_policy_has_ended(kits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kit = kits / "source-1"
     agreed(kit, expires='"2020-01-01"')
     assert main(["policy", "sign", str(kit)]) == 0
@@ -578,6 +578,8 @@ def test_check_says_that_a_policy_has_ended(kits: Path, capsys: pytest.CaptureFi
     (refused,) = found["data"]["policies"]
     assert (code, refused["key"], len(refused["refusals"])) == (10, "agreement.expires", 1)
     assert refused["allowed"] == "rounds until 2020-01-01"
+    assert main(["policy", "explain", str(kit)]) == 0
+    assert "right, by source-1; ended on 2020-01-01" in capsys.readouterr().out
 
 
 def test_the_first_policies_name_the_targets_organisation_and_end(tmp_path: Path) -> None:
