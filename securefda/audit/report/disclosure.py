@@ -147,17 +147,13 @@ class DisclosureVerdict:
 
     @property
     def text(self) -> str:
-        """One line: the headline, and the sentence on the site with the weakest bound."""
+        """One line: the headline, and the sentence on the first sources with the weakest bound."""
         shown = [site for site in self.sites if not site.is_target and site.bound == self.bound]
-        return f"{self.headline}. {shown[0].site}: {shown[0].text}" if shown else f"{self.headline}."
+        return f"{self.headline}. {next(_alike(shown))[1]}" if shown else f"{self.headline}."
 
     def lines(self) -> Iterator[Line]:
         """Yield what bounds what left each site; sites alike are one line."""
-        alike: dict[Line, list[str]] = {}
-        for site in self.sites:
-            alike.setdefault((site.tone, site.text), []).append(site.site)
-        for (tone, text), sites in alike.items():
-            yield tone, f"{names(sites)}{', each' if len(sites) > 1 else ''}: {text}"
+        return _alike(self.sites)
 
     def to_json(self) -> dict[str, Any]:
         """The verdict for programs."""
@@ -196,6 +192,15 @@ def disclosure_of(tables: PartyTables, *, is_target: bool) -> SiteDisclosure:
         models=sum(flow.messages for _, flow in flows if flow.what.startswith("model")) if is_target else 0,
         spent=tables.epsilons[-1].spent if tables.epsilons else None,
     )
+
+
+def _alike(sites: Iterable[SiteDisclosure]) -> Iterator[Line]:
+    """Yield a line for each site; sites alike share one."""
+    alike: dict[Line, list[str]] = {}
+    for site in sites:
+        alike.setdefault((site.tone, site.text), []).append(site.site)
+    for (tone, text), together in alike.items():
+        yield tone, f"{names(together)}{', each' if len(together) > 1 else ''}: {text}"
 
 
 def disclosure_verdict(
