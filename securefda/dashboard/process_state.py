@@ -63,7 +63,7 @@ def describe_process(process: ProcessState, running: bool | None, rounds: str, l
         text = f"{when}. {rounds}" if word == "Interrupted" else f"{process.error}. {when}. {rounds}"
         return State("failed", word, text, _START_AGAIN[process.role] if word == "Interrupted" else process.hint)
     if running is False:
-        text = f"The process was killed or crashed; it was {process.doing}{place}. {rounds}"
+        text = f"The process was killed or crashed; last step: {process.doing}{place}. {rounds}"
         return State("failed", "Stopped", text, _START_AGAIN[process.role])
     joining = process.doing == phase_words(JOIN_PHASE)
     doing = f"{process.doing[:1].upper()}{process.doing[1:]}{process.answered}"

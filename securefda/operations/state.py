@@ -157,7 +157,7 @@ class ProcessState:
             lines = [f"{who}: ended at {clock(self.changed, now)}{place}: {self.error or 'the run is over'}"]
             lines += [f"  hint: {self.hint}"] if self.hint else []
         elif running is False:
-            lines = [f"{who}: its process {self.process} was killed or crashed; it was {self.doing}{place}"]
+            lines = [f"{who}: its process {self.process} was killed or crashed; last step: {self.doing}{place}"]
         else:
             lines = [f"{who}: {self.doing}{self.answered}{place}, since {clock(self.since, now)}"]
         if running is False:

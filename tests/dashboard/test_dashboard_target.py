@@ -149,7 +149,8 @@ def test_a_killed_process_is_not_called_running(target: Site) -> None:
     target.kill()
     shown = Pages(target.kit).look()
     assert (shown.state.tone, shown.state.word) == ("failed", "Stopped")
-    assert shown.state.text == ("The process was killed or crashed; it was training, round 2 of 12. 1 of 12 rounds.")
+    text = "The process was killed or crashed; last step: training, round 2 of 12. 1 of 12 rounds."
+    assert shown.state.text == text
     assert "awaited" not in {row[1] for row in shown.rows("sources")}
 
 

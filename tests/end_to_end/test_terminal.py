@@ -97,7 +97,7 @@ def test_status_says_that_a_killed_process_is_gone(tmp_path: Path, capsys: Any) 
         source.process.wait()
         text, state = status(capsys, federation.kit("source-1"))
     assert state["running"] is False
-    assert f"its process {source.process.pid} was killed or crashed; it was connecting to 127.0.0.1" in text
+    assert f"its process {source.process.pid} was killed or crashed; last step: connecting to 127.0.0.1" in text
 
 
 def test_an_aggregator_waits_for_those_that_are_missing_and_names_no_other(tmp_path: Path, capsys: Any) -> None:

@@ -169,7 +169,7 @@ def test_a_process_that_is_gone_is_known_to_be(tmp_path: Path) -> None:
         assert state.is_running is False
         process.wait()
         assert state.is_running is False
-    gone = f"source hospital-a: its process {process.pid} was killed or crashed; it was training, round 2"
+    gone = f"source hospital-a: its process {process.pid} was killed or crashed; last step: training, round 2"
     assert state.lines(state.changed) == [gone]
 
 
