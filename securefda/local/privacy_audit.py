@@ -331,7 +331,8 @@ def audit_privacy(
 
         own = trainer_of(site.task, rows, site.settings)  # which refuses what the site's process would refuse
         if not math.isfinite(epsilon([own.event("audit", 1, 0)], delta, budget.accountant)):
-            raise ConfigError(site.noise_key, "is so small that no finite epsilon is known", hint="0.5 to 10 are usual")
+            why = "is so small, or so large, that no finite epsilon is known"
+            raise ConfigError(site.noise_key, why, hint="0.5 to 10 are usual")
         planted = (_Moments if release is Release.MOMENTS else _Steps)(own, trainer_of, question.rounds, site.seed)
         fit = max(1, _MOST_NUMBERS // planted.numbers)
         most = max(1, min(_PER_TRAINING, planted.numbers // _NUMBERS_PER_CANARY, fit))

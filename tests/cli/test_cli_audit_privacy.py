@@ -157,6 +157,11 @@ def test_a_policy_of_the_analytic_rule_is_audited_by_its_moments(
         (["--canaries", "10"], 4, "--guesses: 2 guesses prove nothing, even if all are right"),
         (["--delta", "1"], 4, "--delta: must be between 0 and 1, not 1"),
         (["--set", "strategy.rule=nonsense"], 4, "strategy.rule: must be"),
+        (
+            ["--set", "training.source.dp.noise-multiplier=1e300"],
+            4,
+            "training.source.dp.noise-multiplier: is so small, or so large, that no finite epsilon is known",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(
