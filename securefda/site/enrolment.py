@@ -381,7 +381,8 @@ def merge_signatures(root: Path, returned: SignedRoster) -> Enrolment:
     with _open_store(root) as (store, roster):
         current = signed_roster_at(store.ca_folder / ROSTER_FILE)
         if returned.roster_bytes != current.roster_bytes:
-            raise ConfigError("roster", f"is not the roster of epoch {roster.epoch} that the CA signed last")
+            why = f"is not the roster of epoch {roster.epoch} that the CA of {root} signed last"
+            raise ConfigError("roster", why, hint="ask the site for what it signed of the newest package")
         merged = current.with_signatures(dict(returned.member_signatures))
         merged.verify_ca(store.authority.ca.roster_key)
         _check_issued(store, roster)

@@ -298,8 +298,9 @@ def test_member_refuses_to_countersign_what_does_not_follow(
 
 def test_ca_merges_no_other_roster_and_no_wrong_signature(federation: Path, other_federation: Path) -> None:
     before = tree(federation)
-    with pytest.raises(ConfigError, match="is not the roster of epoch 1"):
+    with pytest.raises(ConfigError, match="is not the roster of epoch 1") as caught:
         merge_signatures(federation, SignedRoster.from_bytes((other_federation / "ca/roster.json").read_bytes()))
+    assert caught.value.hint
     current = SignedRoster.from_bytes((federation / "ca/roster.json").read_bytes())
     with pytest.raises(ConfigError, match="signature of lyon is wrong"):
         merge_signatures(federation, current.with_signatures({"lyon": bytes(64)}))
