@@ -541,6 +541,10 @@ def check_levels(paths: Sequence[Path], now: datetime, env: Mapping[str, str]) -
     try:
         files = [PolicyFile.at(path, now) for path in paths]
         kits = [file.kit for file in files if file.kit is not None]
+        for path, kit in zip(paths, kits, strict=True):
+            if kit.roster.digest() != kits[0].roster.digest():
+                why = f"has another roster than {paths[0]}"
+                raise ConfigError(str(path), why, hint="name kits of one federation, all with its newest roster")
         policies = {kit.site_id: file.load() for file, kit in zip(files, kits, strict=True) if kit.role == "source"}
         sources = [entry.site_id for entry in kits[0].roster.sources]
         absent = [site for site in sources if site not in policies]

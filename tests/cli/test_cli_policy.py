@@ -534,6 +534,16 @@ def test_preflight_of_some_kits_does_not_guess_at_the_others(kits: Path, capsys:
     assert (found["level"], found["message"]) == ("warn", "not checked: the policies of source-5 are not here")
 
 
+def test_preflight_of_kits_of_two_federations_names_the_one_that_does_not_fit(
+    kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["federation", "init", FEDERATION, "--out", str(tmp_path / "others")]) == 0
+    stray = str(tmp_path / "others" / "source-5")
+    found = findings([*all_sources(kits)[:4], stray], capsys)["levels"]
+    assert (found["level"], found["exit_code"]) == ("fail", 4)
+    assert found["message"] == f"{stray}: has another roster than {kits / 'source-1'}"
+
+
 def agreed(kit: Path, **values: str) -> None:
     """Replace values of keys in the policy of a kit, which is not signed again."""
     file = kit / "local" / "policy.toml"
