@@ -83,9 +83,9 @@ class FileFormat:
 
 
 KIT = FileFormat("startup kit", 1, partial(_of_json, inside="manifest"))
-ROSTER = FileFormat("roster", 1, partial(_of_json, inside="roster"))
+ROSTER = FileFormat("roster", 2, partial(_of_json, inside="roster"), oldest=1)
 SEEN_ROSTERS = FileFormat("newest roster seen", 1, _of_json)
-REQUEST = FileFormat("request for keys", 1, partial(_of_json, inside="request"))
+REQUEST = FileFormat("request for keys", 2, partial(_of_json, inside="request"), oldest=1)
 LEAVING = FileFormat("certificate of leaving", 1, partial(_of_json, inside="leaving"))
 POLICY = FileFormat("signature of the policy", 1, _of_policy)
 LEDGER = FileFormat("ledger", 2, _of_sqlite, oldest=1)

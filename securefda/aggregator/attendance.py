@@ -231,9 +231,9 @@ class CosignerTracker:
         self.cosigned: set[int] = set()
         self.faulty: set[int] = set()
 
-    def renew(self, present: Iterable[int]) -> list[Send]:
-        """Make a checkpoint and ask these sources to cosign it. Raises AuditError."""
-        self._witness.renew()
+    def renew(self, present: Iterable[int], *, lasting: bool = False) -> list[Send]:
+        """Make a checkpoint, a lasting one if asked for, and ask these sources to cosign it. Raises AuditError."""
+        self._witness.renew(lasting=lasting)
         self.cosigned.clear()
         self._have_shown.clear()
         self._times_shown.clear()

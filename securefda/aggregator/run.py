@@ -624,7 +624,7 @@ class AggregatorRun:
             outcome = "completed" if farewell.completed else "failed"
             self._site.witness.journal.event("run-ended", outcome=outcome, rounds=farewell.rounds)
             # Without a connected source, the last cosigned checkpoint stays the newest: nobody could cosign another.
-            asked = self._cosigners.renew(present) if present or not self._site.witness.size else []
+            asked = self._cosigners.renew(present, lasting=True) if present or not self._site.witness.size else []
         except SecureFdaError as failure:  # what came first is the cause
             return Ended(farewell, error or failure), []
         now = self._site.clock()

@@ -26,7 +26,7 @@ from securefda.audit.log_files import AuditError
 from securefda.audit.log_records import Entry, Record
 from securefda.audit.reading import DamagedLog, LogFolder
 from securefda.audit.statements import HeaderSaid, Statement, StatementReader
-from securefda.audit.verify import Verification
+from securefda.audit.verify import UNVOUCHED, Verification
 from securefda.errors import ExitCode, ProtocolError, SecureFdaError
 
 EvidenceKind = Literal[
@@ -406,7 +406,7 @@ def kept_verdict(log: LogFolder, verification: Verification, reader: StatementRe
     was verified.
     """
     finding = verification.finding
-    bound = None if finding is None or finding.kind in ("missing-cosignature", "torn") else finding.index
+    bound = None if finding is None or finding.kind in ("torn", *UNVOUCHED) else finding.index
     if bound == 0:
         return NOT_JUDGED
     records, size = islice(log.records(), bound), verification.size if live else None

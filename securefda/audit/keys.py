@@ -59,6 +59,11 @@ class Keys:
         return {entry.site_id: entry.signing_key for entry in self.roster.entries}
 
     @property
+    def ml_dsa(self) -> Mapping[str, bytes]:
+        """The raw ML-DSA-65 public key of each site that has one, 1952 bytes, by site id."""
+        return self.roster.ml_dsa_keys
+
+    @property
     def roles(self) -> Mapping[str, str]:
         """``"target"`` or ``"source"`` by site id in roster order."""
         return {entry.site_id: entry.role for entry in self.roster.entries}

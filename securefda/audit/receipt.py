@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from securefda.audit.keys import Keys, keys_of
 from securefda.audit.log_files import AuditError
 from securefda.audit.log_records import Record
 from securefda.audit.reading import LogFolder, open_log
-from securefda.audit.signed_notes import LogName, Note, NoteError, NoteKey
+from securefda.audit.signed_notes import ML_DSA_65, LogName, Note, NoteError, NoteKey
 from securefda.audit.verification import Outcome
 from securefda.disk import require_new
 from securefda.errors import ConfigError
@@ -26,6 +26,7 @@ from securefda.formats import RECEIPT
 from securefda.operations.run_folder import replace_file
 from securefda.parse import canonical_json, items, load_object, number, object_with, text
 from securefda.protocol import messages as m
+from securefda.protocol.roster import Roster
 from securefda.text import printable
 from securefda.transport import wire
 
@@ -253,23 +254,34 @@ def _before(log: LogFolder, charged: Record) -> Record | None:
 def _cosigned(log: LogFolder, keys: Keys, covered: int) -> tuple[Note, int]:
     """Return the first checkpoint over so many records that the target cosigned, without other signatures."""
     name, target = LogName(keys.federation, log.party, log.run), keys.roster.target.site_id
-    own, witnesses = name.key(keys.public[log.party]), name.witness_keys(keys.public)
-    cosigner: NoteKey = next(key for key, site in witnesses.items() if site == target)
+    signers = keys_under(name, keys.roster)
     for size in log.heads():
         head = log.head(size)
         if size < covered or head is None:
             continue
         try:
-            if {own, cosigner} <= set(head.note.check([own, cosigner])):
-                return _only(head.note, own, cosigner), size
+            if set(signers) == set(head.note.check(signers)):
+                return head.note.only_by(*signers), size
         except NoteError:
             continue
+    what = f"has no checkpoint over record {covered - 1} that {target} cosigned"
     hint = f"{target} cosigns after each round: try again then"
-    raise AuditError(log.folder, f"has no checkpoint over record {covered - 1} that {target} cosigned", hint=hint)
+    if len(signers) > 2:
+        what = f"{what} with ML-DSA"
+        hint = f"{target} does every few rounds, and when the run ends: try again then"
+    raise AuditError(log.folder, what, hint=hint)
 
 
-def _only(note: Note, *keys: NoteKey) -> Note:
-    return replace(note, signatures=tuple(line for line in note.signatures if any(map(line.is_of, keys))))
+def keys_under(name: LogName, roster: Roster) -> list[NoteKey]:
+    """The keys of source and target that sign a checkpoint of the source's log in a receipt, of ML-DSA too if any."""
+    source, target = name.party, roster.target
+    cosigner = {target.site_id: target.signing_key}
+    keys = [name.key(roster.by_id(source).signing_key), *name.witness_keys(cosigner)]
+    ml_dsa = roster.ml_dsa_keys
+    if source in ml_dsa and target.site_id in ml_dsa:
+        lasting = {target.site_id: ml_dsa[target.site_id]}
+        keys += [name.key(ml_dsa[source], ML_DSA_65), *name.witness_keys(lasting, ML_DSA_65)]
+    return keys
 
 
 def _proved(log: LogFolder, record: Record, size: int) -> LoggedRecord:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from securefda.audit.keys import keys_of
 from securefda.audit.log_records import Record, RecordError
 from securefda.audit.merkle import ProofError, check_inclusion, leaf_hash
-from securefda.audit.receipt import MAX_RECEIPT_BYTES, LoggedRecord, Receipt, ReceiptError, facts_of_ledger
+from securefda.audit.receipt import MAX_RECEIPT_BYTES, LoggedRecord, Receipt, ReceiptError, facts_of_ledger, keys_under
 from securefda.audit.reconcile.claims import checkpoint_fault, header_fault
 from securefda.audit.reconcile.run_transcript import Members
 from securefda.audit.signed_notes import Checkpoint, Note, NoteError
@@ -88,7 +88,8 @@ class Parts:
         """The sites in the run that the header names."""
         keys = {entry.site_id: entry.signing_key for entry in self.roster.entries}
         target, run = self.roster.target.site_id, self.header.body.run_id.hex()
-        return Members(self.roster.federation_id, run, target, keys, self.roster.digest().hex())
+        digest, ml_dsa = self.roster.digest().hex(), self.roster.ml_dsa_keys
+        return Members(self.roster.federation_id, run, target, keys, digest, ml_dsa)
 
 
 def _parts(receipt: Receipt, roster: Roster) -> Parts:
@@ -231,14 +232,16 @@ def _said(parts: Parts, header: bytes) -> HeaderSaid:
 
 
 def _log(parts: Parts) -> None:
-    """The records are in the source's own log, under a checkpoint that the source and the target signed."""
+    """The records are in the source's own log, under a checkpoint that the source and the target signed.
+
+    Each signed it with all its keys, of ML-DSA too where the roster has one.
+    """
     name = parts.members.log_of(parts.site)
     head = Checkpoint.parse(parts.note.text)
-    own = name.key(parts.members.keys[parts.site])
-    witnesses = {key for key, site in name.witness_keys(parts.members.keys).items() if site == parts.members.target}
-    signers = set(parts.note.check([own, *witnesses]))
+    keys = keys_under(name, parts.roster)
+    signers = set(parts.note.check(keys))
     _require(head.origin == name.origin, "the checkpoint is not of this source's log of this run")
-    _require(signers == {own, *witnesses}, "the source and the target have not both signed the checkpoint")
+    _require(signers == set(keys), "the source and the target have not both signed the checkpoint with all their keys")
     for one in parts.logged:
         check_inclusion(leaf_hash(one.entry), one.index, head.size, one.proof, head.root)
 

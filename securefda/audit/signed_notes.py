@@ -3,6 +3,7 @@
 - `c2sp.org/signed-note <https://c2sp.org/signed-note>`_: a text, a blank line, signature lines.
 - `c2sp.org/tlog-checkpoint <https://c2sp.org/tlog-checkpoint>`_: a note whose text is origin, size and root of a log.
 - `c2sp.org/tlog-cosignature <https://c2sp.org/tlog-cosignature>`_: a witness' Ed25519 signature with its time.
+- A line of ML-DSA-65 beside each of these, of a signature type of our own, with its time and the signer's name.
 
 Every value has one encoding and the parser takes no other. A key may also sign messages of the session: those have a
 NUL after their type, which no note can hold, and a cosignature begins with ``cosignature/v1``, which no origin does.
@@ -22,18 +23,26 @@ from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 
 from securefda.audit.merkle import HASH_BYTES
 from securefda.formats import LOG
+from securefda.protocol import ml_dsa
 
 ED25519: Final = 0x01
 COSIGNATURE_V1: Final = 0x04
+ML_DSA_65: Final = 0xFF
+"""The type of C2SP for all without a number; `_ML_DSA_TYPE` follows it in key ids."""
+_ML_DSA_TYPE: Final = b"securefda/ml-dsa-65"
 FORMAT: Final = LOG.number
 """Version of the format of logs, which every origin names."""
-MAX_NOTE_BYTES: Final = 512 * 1024
-MAX_SIGNATURES: Final = 1100
-"""More than a roster has sites."""
+MAX_NOTE_BYTES: Final = 8 * 1024 * 1024
+"""More than a checkpoint with two lines of every site of a roster; a message has at most 512 KiB of it."""
+MAX_SIGNATURES: Final = 2200
+"""More than two of every site of a roster."""
 MAX_NAME_BYTES: Final = 255
+LASTING_RECORDS: Final = 128
+"""Records for each site of the roster in a block of a log: see `block_of`."""
 _KEY_BYTES, _ID_BYTES, _SIGNATURE_BYTES, _TIME_BYTES = 32, 4, 64, 8
 _LARGEST = 2**63 - 1
 _DASH = "\N{EM DASH} "
@@ -54,7 +63,8 @@ class SignatureError(NoteError):
 
 @lru_cache(maxsize=4096)  # a roster's keys, which every checkpoint asks for
 def _key_id(name: str, kind: int, public: bytes) -> bytes:
-    return sha256(name.encode() + b"\n" + bytes([kind]) + public).digest()[:_ID_BYTES]
+    form = _ML_DSA_TYPE if kind == ML_DSA_65 else b""
+    return sha256(name.encode() + b"\n" + bytes([kind]) + form + public).digest()[:_ID_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +73,8 @@ class NoteKey:
 
     Attributes:
         name: who signs, 1 to 255 bytes of UTF-8 without blanks, plus signs and control characters.
-        kind: ``ED25519`` or ``COSIGNATURE_V1``.
-        public: raw Ed25519 public key, 32 bytes.
+        kind: ``ED25519``, ``COSIGNATURE_V1`` or ``ML_DSA_65``.
+        public: raw public key: Ed25519, 32 bytes, or ML-DSA-65, 1952 bytes.
 
     Raises NoteError if a value is not of its form.
     """
@@ -75,14 +85,15 @@ class NoteKey:
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        if self.kind not in (ED25519, COSIGNATURE_V1):
+        if self.kind not in (ED25519, COSIGNATURE_V1, ML_DSA_65):
             raise NoteError(f"no signature type {self.kind:#04x} is known")
-        if len(self.public) != _KEY_BYTES:
-            raise NoteError(f"an Ed25519 public key has {_KEY_BYTES} bytes, not {len(self.public)}")
+        name, length = ("ML-DSA-65", ml_dsa.PUBLIC_BYTES) if self.kind == ML_DSA_65 else ("Ed25519", _KEY_BYTES)
+        if len(self.public) != length:
+            raise NoteError(f"an {name} public key has {length} bytes, not {len(self.public)}")
 
     @property
     def key_id(self) -> bytes:
-        """First 4 bytes of ``SHA-256(name || 0x0A || kind || public key)``."""
+        """First 4 bytes of ``SHA-256(name || 0x0A || kind || public key)``; with a name of the kind behind 0xff."""
         return _key_id(self.name, self.kind, self.public)
 
 
@@ -167,9 +178,10 @@ class Note:
         """The note with one more signature. Raises NoteError."""
         return Note(self.text, (*self.signatures, signature))
 
-    def only_by(self, key: NoteKey) -> Note:
-        """The note with the signature of one key alone. Raises NoteError if there is none."""
-        return Note(self.text, tuple(line for line in self.signatures if line.is_of(key)))
+    def only_by(self, *keys: NoteKey) -> Note:
+        """The note with the signatures of these keys alone. Raises NoteError if there is none."""
+        known = {(key.name, key.key_id) for key in keys}
+        return Note(self.text, tuple(line for line in self.signatures if (line.name, line.key_id) in known))
 
     def check(self, keys: Iterable[NoteKey]) -> tuple[NoteKey, ...]:
         """Check every signature that names one of these keys, and ignore those of all other keys.
@@ -257,31 +269,74 @@ def cosign(text: str, name: str, key: Ed25519PrivateKey, time: int) -> Signature
     return Signature(name, note_key.key_id, struct.pack(">Q", time) + key.sign(_cosigned(text, time)))
 
 
+def sign_ml_dsa(text: str, name: str, key: MLDSA65PrivateKey, time: int) -> Signature:
+    """Sign the text of a checkpoint with ML-DSA-65 as ``name``: its log, or a witness that signs with `cosign` too.
+
+    ``time`` is in seconds of Unix time, 0 to 2**63 - 1. The signature covers it and the name. Raises NoteError if the
+    text is no checkpoint, or the name or the time is not of its form.
+    """
+    Checkpoint.parse(text)
+    if not 0 <= time <= _LARGEST:
+        raise NoteError(f"{time} is no time of a signature")
+    note_key = NoteKey(name, ML_DSA_65, key.public_key().public_bytes_raw())
+    value = ml_dsa.sign_checkpoint(key, _signed_with_ml_dsa(text, name, time))
+    return Signature(name, note_key.key_id, struct.pack(">Q", time) + value)
+
+
 def check_signature(text: str, signature: Signature, key: NoteKey) -> int:
     """Check the signature of a key that its line names.
 
     Returns:
-        The time of a cosignature in seconds of Unix time; 0 of a plain signature.
+        The time of a cosignature or of a signature of ML-DSA, in seconds of Unix time; 0 of a plain signature.
 
-    Raises SignatureError if it is not by this key over this text.
+    Raises:
+        SignatureError: it is not by this key over this text.
+        ConfigError: it is of ML-DSA, which this build of the library does not have.
     """
     time, value, signed = 0, signature.value, text.encode()
-    if key.kind == COSIGNATURE_V1:
-        if len(value) != _TIME_BYTES + _SIGNATURE_BYTES:
+    if key.kind != ED25519:
+        length = ml_dsa.SIGNATURE_BYTES if key.kind == ML_DSA_65 else _SIGNATURE_BYTES
+        if len(value) != _TIME_BYTES + length:
             raise SignatureError(f"the cosignature of {key.name} has {len(value)} bytes")
         (time,), value = struct.unpack(">Q", value[:_TIME_BYTES]), value[_TIME_BYTES:]
-        signed = _cosigned(text, time)
-    try:
-        Ed25519PublicKey.from_public_bytes(key.public).verify(value, signed)
-    except (InvalidSignature, ValueError) as error:  # ValueError: the 32 bytes are no public key
-        raise SignatureError(f"the signature of {key.name} is not by its key over this text") from error
+        signed = _signed_with_ml_dsa(text, key.name, time) if key.kind == ML_DSA_65 else _cosigned(text, time)
+    if key.kind == ML_DSA_65:
+        _require_signed(key, ml_dsa.checkpoint_signature_is_valid(key.public, signed, value))
+    else:
+        _require_signed(key, _ed25519_is_valid(key.public, signed, value))
     if time > _LARGEST:
         raise SignatureError(f"the cosignature of {key.name} has a time of 2**63 or more")
     return time
 
 
+def _require_signed(key: NoteKey, is_valid: bool) -> None:
+    if not is_valid:
+        raise SignatureError(f"the signature of {key.name} is not by its key over this text")
+
+
+def _ed25519_is_valid(public: bytes, data: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
+    except (InvalidSignature, ValueError):  # ValueError: the 32 bytes are no public key
+        return False
+    return True
+
+
+def block_of(size: int, sites: int) -> int:
+    """Return the number of the block that the last of ``size`` records is in, from 1 on; 0 without records.
+
+    The first checkpoint in a block is signed with ML-DSA too, by its log and its witnesses. It covers all before it.
+    """
+    return -(-size // (LASTING_RECORDS * sites))
+
+
 def _cosigned(text: str, time: int) -> bytes:
     return f"{_COSIGNED}time {time}\n{text}".encode()
+
+
+def _signed_with_ml_dsa(text: str, name: str, time: int) -> bytes:
+    """Lines with the signer's name and the time, and the checkpoint; the context of FIPS 204 says what they are."""
+    return f"{name}\ntime {time}\n{text}".encode()
 
 
 def _check_name(name: str) -> None:
@@ -316,9 +371,9 @@ def witness_name(federation: str, party: str) -> str:
     return f"securefda/{FORMAT}/{federation}/{party}"
 
 
-def witness_key(federation: str, party: str, public: bytes) -> NoteKey:
-    """The key with which a party cosigns the logs of others; ``public`` is its raw Ed25519 public key, 32 bytes."""
-    return NoteKey(witness_name(federation, party), COSIGNATURE_V1, public)
+def witness_key(federation: str, party: str, public: bytes, kind: int = COSIGNATURE_V1) -> NoteKey:
+    """The key with which a party cosigns the logs of others; ``public`` is its raw public key of this kind."""
+    return NoteKey(witness_name(federation, party), kind, public)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,16 +399,16 @@ class LogName:
         """First line of every checkpoint of this log, and the name of the key that signs them."""
         return f"{witness_name(self.federation, self.party)}/{self.run}"
 
-    def key(self, public: bytes) -> NoteKey:
-        """The key that signs the checkpoints of this log; ``public`` is the party's raw Ed25519 public key."""
-        return NoteKey(self.origin, ED25519, public)
+    def key(self, public: bytes, kind: int = ED25519) -> NoteKey:
+        """The key that signs the checkpoints of this log; ``public`` is the party's raw public key of this kind."""
+        return NoteKey(self.origin, kind, public)
 
-    def witness_keys(self, keys: Mapping[str, bytes]) -> dict[NoteKey, str]:
+    def witness_keys(self, keys: Mapping[str, bytes], kind: int = COSIGNATURE_V1) -> dict[NoteKey, str]:
         """The keys that can cosign the checkpoints of this log, with their site ids: no site is a witness of itself.
 
-        ``keys`` has the raw Ed25519 public key of every site, by site id.
+        ``keys`` has the raw public key of this kind of every site, by site id.
         """
-        return {witness_key(self.federation, site, key): site for site, key in keys.items() if site != self.party}
+        return {witness_key(self.federation, site, key, kind): site for site, key in keys.items() if site != self.party}
 
     @classmethod
     def parse(cls, origin: str) -> LogName:

@@ -24,7 +24,7 @@ from securefda.audit.report.disclosure import SiteDisclosure, disclosure_of
 from securefda.audit.report.party_tables import read_party
 from securefda.audit.signed_notes import Checkpoint, LogName, Note, NoteError
 from securefda.audit.statements import StatementReader
-from securefda.audit.verify import Finding, Verification, verify_log
+from securefda.audit.verify import UNVOUCHED, Finding, Verification, verify_log
 from securefda.disk import read_file
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.text import aligned, counted, printable
@@ -218,7 +218,7 @@ def _check(opened: _Opened, known: list[bytes], question: Question) -> Checked:
         with verification_progress(log.folder.name) as progress:
             try:
                 verified = verify_log(
-                    log.folder, name, keys.public, witnesses_needed=needed, known=known, progress=progress
+                    log.folder, name, keys.public, keys.ml_dsa, witnesses_needed=needed, known=known, progress=progress
                 )
             except ValueError as error:
                 raise ConfigError("--known", str(error), hint=f"it was checked with the keys of {keys.file}") from error
@@ -248,7 +248,7 @@ _OF_DISCLOSURE: Final = ('"disclosure":{"', '"type":"ledger-updated"')
 
 def _disclosed(log: LogFolder, keys: Keys, verified: Verification) -> SiteDisclosure | None:
     finding = verified.finding
-    end = verified.size if finding is None or finding.kind == "missing-cosignature" else finding.index
+    end = verified.size if finding is None or finding.kind in UNVOUCHED else finding.index
     try:
         records = chain.from_iterable(log.records(0, end, holding=part) for part in _OF_DISCLOSURE)
         tables = read_party(log.party, records)
@@ -344,6 +344,8 @@ _KEEP: Final = "keep the log as evidence; the checkpoints that other sites hold 
 _HINTS: Final[Mapping[str, str]] = {
     "missing-cosignature": "ask the other sites for the checkpoints that they hold: --known FILE; "
     "--witnesses 0 takes the party's word alone",
+    "missing-ml-dsa": "while nobody can forge Ed25519 the records are as signed: keep a copy from before; "
+    "it accuses no site",
     "wrong-roster": "name the roster under which the run began, as you know it from elsewhere: --roster FILE",
     "newer-version": "verify it with that release of securefda",
     "torn": "what a crash leaves; the writer cuts it off when the run goes on",

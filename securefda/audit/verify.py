@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 from securefda.audit.log_files import (
@@ -30,7 +31,16 @@ from securefda.audit.log_files import (
 from securefda.audit.log_records import NewerVersion, Record, RecordError
 from securefda.audit.merkle import HEIGHT, MAX_BUNDLE_BYTES, WIDTH, Levels, Tile, bundle_path, leaf_hash, unpack
 from securefda.audit.reading import being_written
-from securefda.audit.signed_notes import FORMAT, MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
+from securefda.audit.signed_notes import (
+    FORMAT,
+    MAX_NOTE_BYTES,
+    ML_DSA_65,
+    Checkpoint,
+    LogName,
+    Note,
+    NoteError,
+    block_of,
+)
 from securefda.text import counted
 
 Kind = Literal[
@@ -49,9 +59,15 @@ Kind = Literal[
     "newer-version",  # a later release wrote it.
     # too few witnesses vouch for the newest records. A holder of the log's key could have made them.
     "missing-cosignature",
+    # the roster has ML-DSA keys, and too few of them vouch for the newest records. Who can forge Ed25519 could have
+    # made these.
+    "missing-ml-dsa",
     "wrong-roster",  # the roster at hand is not that of the log (`securefda.audit.verification`).
 ]
 """Kinds of findings."""
+
+UNVOUCHED: Final[tuple[Kind, ...]] = ("missing-cosignature", "missing-ml-dsa")
+"""Findings of logs that are what their party signed, but too few others, or with too few kinds of signatures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +107,7 @@ class Verification:
         witnesses: the sites that cosigned it, sorted.
         finding: the first fault, or None.
         notes: oddities that prove nothing, one line each: a clock that went back, records after the checkpoint.
+        is_lasting: whether its party signed it with ML-DSA, as far as it must, or has no key for that.
     """
 
     size: int
@@ -99,10 +116,18 @@ class Verification:
     witnesses: tuple[str, ...]
     finding: Finding | None
     notes: tuple[str, ...]
+    is_lasting: bool = True
 
     @property
     def is_signed(self) -> bool:
-        """Whether the log has a checkpoint with a valid signature of its party; anybody could have made another one."""
+        """Whether the log has a checkpoint with valid signatures of its party; anybody could have made another one.
+
+        One that the party should have signed with ML-DSA and did not could be by whoever can forge Ed25519.
+        """
+        return self.is_lasting and self._has_checkpoint
+
+    @property
+    def _has_checkpoint(self) -> bool:
         return bool(self.root) or (self.finding is not None and self.finding.index > 0)
 
 
@@ -111,11 +136,16 @@ _NONE: Final = "there is no checkpoint, so nothing is proved of it"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A checkpoint with valid signatures: number of records, their root, and the sites that cosigned it, sorted."""
+    """A checkpoint with valid signatures.
+
+    ``size`` is the number of records, ``root`` their root, ``witnesses`` the sites that cosigned it, sorted, and
+    ``lasting`` the sites that signed it with ML-DSA, among them its party.
+    """
 
     size: int
     root: bytes
     witnesses: tuple[str, ...]
+    lasting: frozenset[str] = frozenset()
 
 
 class Unfit(Exception):
@@ -127,12 +157,18 @@ class Unfit(Exception):
 
 
 class HeadReader:
-    """Reads the checkpoints of one log. ``keys`` has the public key of every party, also of ``name.party``."""
+    """Reads the checkpoints of one log.
 
-    def __init__(self, name: LogName, keys: Mapping[str, bytes]) -> None:
+    ``keys`` has the Ed25519 public key of every party, also of ``name.party``; ``ml_dsa`` the ML-DSA keys.
+    """
+
+    def __init__(self, name: LogName, keys: Mapping[str, bytes], ml_dsa: Mapping[str, bytes]) -> None:
         self._name = name
         self._log_key = name.key(keys[name.party])
         self._witnesses = name.witness_keys(keys)
+        self._lasting = name.witness_keys(ml_dsa, ML_DSA_65)
+        if name.party in ml_dsa:
+            self._lasting[name.key(ml_dsa[name.party], ML_DSA_65)] = name.party
 
     def read(self, folder: Path) -> list[Head]:
         """Return all checkpoints of a log, the smallest first. Of two copies of one, the better witnessed counts.
@@ -153,7 +189,7 @@ class HeadReader:
         public = self._read_file(folder / CHECKPOINT, heads[-1].size if heads else 0)
         for place, head in enumerate(heads):
             if (head.size, head.root) == (public.size, public.root):
-                heads[place] = max(head, public, key=lambda copy: len(copy.witnesses))
+                heads[place] = max(head, public, key=lambda copy: (len(copy.witnesses), len(copy.lasting)))
                 return heads
         return sorted([*heads, public], key=lambda head: head.size)
 
@@ -185,13 +221,14 @@ class HeadReader:
         if head.origin != self._name.origin:
             raise self._of_another_log(head.origin, before)
         try:
-            signers = note.check([self._log_key, *self._witnesses])
+            signers = note.check([self._log_key, *self._witnesses, *self._lasting])
         except NoteError as error:
             raise Unfit("bad-signature", before, f"the checkpoint of {head.size} records: {error}") from error
         if self._log_key not in signers:
             raise Unfit("bad-signature", before, f"the party did not sign the checkpoint of {head.size} records")
-        witnesses = sorted(self._witnesses[key] for key in signers if key != self._log_key)
-        return Head(head.size, head.root, tuple(witnesses))
+        witnesses = sorted(self._witnesses[key] for key in signers if key in self._witnesses)
+        lasting = frozenset(self._lasting[key] for key in signers if key in self._lasting)
+        return Head(head.size, head.root, tuple(witnesses), lasting)
 
     def _of_another_log(self, origin: str, before: int) -> Unfit:
         try:
@@ -455,6 +492,7 @@ def verify_log(
     folder: Path,
     name: LogName,
     keys: Mapping[str, bytes],
+    ml_dsa: Mapping[str, bytes] = MappingProxyType({}),
     *,
     witnesses_needed: int = 0,
     known: Sequence[bytes] = (),
@@ -469,7 +507,10 @@ def verify_log(
         folder: the log of one run.
         name: whose log of which run it should be.
         keys: raw Ed25519 public key of every party by site id, 32 bytes each, also of those that are not witnesses.
-        witnesses_needed: how many parties must have cosigned the newest checkpoint.
+        ml_dsa: raw ML-DSA-65 public key of every party that has one, by site id, 1952 bytes each. If the party has one,
+            the newest checkpoint must be signed with ML-DSA as well, or one in the same `block_of` the log.
+        witnesses_needed: how many parties must have cosigned the newest checkpoint, and as many of those with ML-DSA
+            keys that one.
         known: checkpoints of this log that others hold, as notes.
         progress: called now and then with how many records were read, and how many the newest checkpoint covers.
 
@@ -477,7 +518,7 @@ def verify_log(
     """
     if name.party not in keys:
         raise ValueError(f"there is no public key of {name.party}")
-    reader = HeadReader(name, keys)
+    reader = HeadReader(name, keys, ml_dsa)
     outside = reader.known(known)
     try:
         heads = reader.read(folder)
@@ -496,7 +537,32 @@ def verify_log(
     except AuditError as error:
         finding = Finding("unreadable", walk.levels.size, exact=False, what=error.what)
     notes = _notes(walk, outside)
-    return Verification(walk.levels.size, newest.size, newest.root, newest.witnesses, finding, notes)
+    is_lasting = True
+    if name.party in ml_dsa:
+        lasting = _lasting_size(heads, name.party, min(witnesses_needed, len(ml_dsa) - 1))
+        is_lasting = lasting_finding(_lasting_size(heads, name.party, 0), newest.size, len(keys)) is None
+        finding = finding or lasting_finding(lasting, newest.size, len(keys))
+        if finding is None and newest.size > lasting:
+            notes = (*notes, f"records from {lasting} on have Ed25519 signatures alone, and none of ML-DSA")
+    return Verification(walk.levels.size, newest.size, newest.root, newest.witnesses, finding, notes, is_lasting)
+
+
+def lasting_finding(lasting: int, covered: int, sites: int) -> Finding | None:
+    """Return the finding if a newest checkpoint of ``covered`` records is in a later block than ``lasting`` of them."""
+    if block_of(covered, sites) <= block_of(lasting, sites):
+        return None
+    what = f"with ML-DSA, its party and enough others signed {lasting} of {covered} records"
+    return Finding("missing-ml-dsa", lasting, exact=False, what=what)
+
+
+def _lasting_size(heads: Sequence[Head], party: str, needed: int) -> int:
+    """Return how many records the party and so many other sites vouch for with ML-DSA, in whichever checkpoints."""
+    last: dict[str, int] = {}
+    for head in heads:
+        last |= dict.fromkeys(head.lasting, head.size)
+    own = last.pop(party, 0)
+    others = sorted(last.values(), reverse=True)
+    return min([own, *others[:needed]]) if needed <= len(others) else 0
 
 
 def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:

@@ -28,7 +28,8 @@ MAX_BOX_BYTES = 8192
 """Most bytes of a share box with a norm report: one for each of at most 4096 layers, and less than 200 others."""
 
 MAX_PROOF_HASHES = 128
-MAX_LINE_CHARACTERS = 1024
+MAX_LINE_CHARACTERS = 6144
+"""Most characters of a cosignature: a line of Ed25519 and one of ML-DSA-65."""
 
 
 def expect(condition: bool, what: str) -> None:

@@ -222,14 +222,17 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Cosigned:
-    """The sender's cosignature over the receiver's checkpoint of ``size`` records: one line of a signed note."""
+    """The sender's cosignature over the receiver's checkpoint of ``size`` records: a line of a signed note.
+
+    If the checkpoint was signed with ML-DSA too, a second line is of ML-DSA.
+    """
 
     size: int
     signature: str
 
     def __post_init__(self) -> None:
         expect(self.size >= 1, "a checkpoint of no records is not cosigned")
-        expect(0 < len(self.signature) <= MAX_LINE_CHARACTERS, f"a line has 1 to {MAX_LINE_CHARACTERS} characters")
+        expect(0 < len(self.signature) <= MAX_LINE_CHARACTERS, f"it has 1 to {MAX_LINE_CHARACTERS} characters")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ canonical already, so that one roster has exactly one digest.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securefda.errors import ConfigError
 from securefda.formats import ROSTER
 from securefda.parse import canonical_json, items, load_object, number, object_with, text, texts
+from securefda.protocol import ml_dsa
 from securefda.protocol.envelope import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, sign_bytes, signature_is_valid
 
 Role = Literal["target", "source"]
@@ -78,6 +80,8 @@ class RosterEntry:
         tls_pin: SHA-256 of the SubjectPublicKeyInfo (DER) of the site's TLS certificate, 32 bytes.
         not_before: first second of validity, Unix time.
         not_after: last second of validity, Unix time.
+        ml_dsa_key: raw ML-DSA-65 public key, 1952 bytes, which signs checkpoints beside ``signing_key``; empty in
+            rosters of format 1.
         left_at: from this Unix time on the site has revoked these keys, as a certificate says that the reader of the
             roster holds; None without one. It is no part of the roster.
 
@@ -93,6 +97,7 @@ class RosterEntry:
     tls_pin: bytes
     not_before: int
     not_after: int
+    ml_dsa_key: bytes = b""
     left_at: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -103,6 +108,8 @@ class RosterEntry:
         check_legal_entity(self._key("legal_entity"), self.legal_entity)
         _require_bytes(self._key("signing_key"), self.signing_key, PUBLIC_KEY_BYTES)
         _require_bytes(self._key("tls_pin"), self.tls_pin, PIN_BYTES)
+        if self.ml_dsa_key != b"":
+            _require_bytes(self._key("ml_dsa_key"), self.ml_dsa_key, ml_dsa.PUBLIC_BYTES)
         _require_number(self._key("not_before"), self.not_before)
         _require_number(self._key("not_after"), self.not_after)
         if self.not_before >= self.not_after:
@@ -131,7 +138,7 @@ class Roster:
 
     Raises:
         ConfigError: indices are not 0 to n-1 in order, there is not exactly one target, or two sites share an id,
-            a signing key, a TLS pin or a legal entity (compared without regard to case, form and blanks).
+            a key, a TLS pin or a legal entity (compared without regard to case, form and blanks).
     """
 
     federation_id: str
@@ -152,6 +159,7 @@ class Roster:
             raise ConfigError("roster.sites", f"needs exactly one target, has {len(targets)}")
         _require_distinct("site id", ((e.site_id, e.site_id) for e in self.entries))
         _require_distinct("signing key", ((e.signing_key, e.site_id) for e in self.entries))
+        _require_distinct("ML-DSA key", ((e.ml_dsa_key, e.site_id) for e in self.entries if e.ml_dsa_key))
         _require_distinct("TLS key", ((e.tls_pin, e.site_id) for e in self.entries))
         # A second site of one legal entity would be a Sybil: it would count twice towards min-others.
         _require_distinct(
@@ -182,10 +190,14 @@ class Roster:
         return roster
 
     def canonical_bytes(self) -> bytes:
-        """The one encoding of this roster: ASCII JSON, sorted keys, keys and pins in lower-case hex."""
+        """The one encoding of this roster: ASCII JSON, sorted keys, keys and pins in lower-case hex.
+
+        ML-DSA keys are in base64, since a file with 1024 of them in hex could not be read. A roster has format 2 if a
+        site has such a key, else format 1.
+        """
         return canonical_json(
             {
-                "version": ROSTER.number,
+                "version": ROSTER.number if self.ml_dsa_keys else 1,
                 "federation_id": self.federation_id,
                 "epoch": self.epoch,
                 "sites": [
@@ -198,6 +210,7 @@ class Roster:
                         "tls_pin": entry.tls_pin.hex(),
                         "not_before": entry.not_before,
                         "not_after": entry.not_after,
+                        **ml_dsa_field(entry.ml_dsa_key),
                     }
                     for entry in self.entries
                 ],
@@ -207,6 +220,11 @@ class Roster:
     def digest(self) -> bytes:
         """SHA-256 of the canonical bytes, 32 bytes: what every round header commits to."""
         return hashlib.sha256(self.canonical_bytes()).digest()
+
+    @property
+    def ml_dsa_keys(self) -> dict[str, bytes]:
+        """The raw ML-DSA-65 public key, 1952 bytes, of each site that has one, by site id in roster order."""
+        return {entry.site_id: entry.ml_dsa_key for entry in self.entries if entry.ml_dsa_key}
 
     @property
     def target(self) -> RosterEntry:
@@ -375,10 +393,15 @@ def sign_roster(
     return signed
 
 
+def ml_dsa_field(key: bytes) -> dict[str, str]:
+    """The field of an ML-DSA key in rosters and requests; none of an empty key, as before there were any."""
+    return {"ml_dsa_key": base64.b64encode(key).decode("ascii")} if key else {}
+
+
 def _entry(item: object) -> RosterEntry:
-    fields = object_with(
-        item, "index", "site_id", "role", "legal_entity", "signing_key", "tls_pin", "not_before", "not_after"
-    )
+    names = ("index", "site_id", "role", "legal_entity", "signing_key", "tls_pin", "not_before", "not_after")
+    has_key = isinstance(item, dict) and "ml_dsa_key" in item
+    fields = object_with(item, *names, *(("ml_dsa_key",) if has_key else ()))
     role = text(fields["role"])
     if role not in ("target", "source"):
         raise ValueError("role")
@@ -391,6 +414,7 @@ def _entry(item: object) -> RosterEntry:
         tls_pin=bytes.fromhex(text(fields["tls_pin"])),
         not_before=number(fields["not_before"]),
         not_after=number(fields["not_after"]),
+        ml_dsa_key=base64.b64decode(text(fields["ml_dsa_key"]), validate=True) if has_key else b"",
     )
 
 

@@ -31,6 +31,7 @@ from securefda.disk import (
     writing_errors,
 )
 from securefda.errors import ConfigError
+from securefda.protocol.ml_dsa import ml_dsa_public
 from securefda.protocol.roster import RosterEntry
 from securefda.protocol.secret import Secret
 from securefda.site.certificates import (
@@ -53,11 +54,12 @@ _ROSTER_KEY_FILE = "roster.key"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Identity:
-    """A site that was just enrolled: its certificate, its public signing key, and its keys if they were made here."""
+    """A site that was just enrolled: its certificate, its public signing keys, and its keys if they were made here."""
 
     site: SiteSpec
     certificate: Certificate
     signing_key: bytes
+    ml_dsa_key: bytes
     keys: SiteKeys | None = field(repr=False)
 
     def entry(self, index: int) -> RosterEntry:
@@ -71,6 +73,7 @@ class Identity:
             tls_pin=tls_pin(self.certificate),
             not_before=int(self.certificate.not_valid_before_utc.timestamp()),
             not_after=int(self.certificate.not_valid_after_utc.timestamp()),
+            ml_dsa_key=self.ml_dsa_key,
         )
 
 
@@ -121,6 +124,7 @@ class Authority:
         """
         if isinstance(site, SiteRequest):
             spec, keys, signing_key, tls_key = site.site, None, site.signing_key, site.tls_key
+            ml_dsa_key = site.ml_dsa_key
             if site.federation_id != self.ca.federation_id:
                 why = f"is for federation {site.federation_id}, not {self.ca.federation_id}"
                 hint = f"the site asks again: securefda site init {spec.site_id} --federation {self.ca.federation_id}"
@@ -128,8 +132,9 @@ class Authority:
         else:
             spec, keys = site, SiteKeys.generate()
             signing_key, tls_key = keys.signing_public, keys.tls_key.public_key()
+            ml_dsa_key = ml_dsa_public(keys.signing_key)
         certificate = make_site_certificate(self.ca, self.tls_key, tls_key, spec, now=now, validity=validity)
-        return Identity(spec, certificate, signing_key, keys)
+        return Identity(spec, certificate, signing_key, ml_dsa_key, keys)
 
 
 def private_pem(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:

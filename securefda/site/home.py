@@ -58,7 +58,7 @@ from securefda.site.kit import (
     open_public,
 )
 from securefda.site.package import load_public, read_package
-from securefda.site.request import SiteKeys, SiteRequest
+from securefda.site.request import SiteKeys, SiteRequest, entry_fingerprint
 from securefda.site.sealed import is_sealed, obtain, seal, unseal
 
 REQUESTED = "requested"
@@ -93,7 +93,7 @@ class Joined:
             if old is None:
                 changed["new"].append(entry.site_id)
             else:
-                if (old.signing_key, old.tls_pin) != (entry.signing_key, entry.tls_pin):
+                if entry_fingerprint(old) != entry_fingerprint(entry):
                     changed["new keys"].append(entry.site_id)
                 if (old.role, old.legal_entity) != (entry.role, entry.legal_entity):
                     changed["another role or legal entity"].append(entry.site_id)
@@ -214,14 +214,19 @@ def join(kit: Path, package: Path, now: datetime, *, expected_ca: str | None = N
 
 @dataclass(frozen=True, slots=True)
 class _OwnKeys:
-    """This site's keys, with the request for them if they are in ``requested/``."""
+    """This site's keys, with the request for them if they are in ``requested/``.
+
+    ``ml_dsa_key`` is the one that the request or the roster so far has; empty where that was of format 1.
+    """
 
     keys: SiteKeys
     request: SiteRequest | None
+    ml_dsa_key: bytes
 
     def fits(self, entry: RosterEntry) -> bool:
         """Return whether the roster has exactly these keys for the site."""
-        return (self.keys.signing_public, self.keys.tls_pin) == (entry.signing_key, entry.tls_pin)
+        own = (self.keys.signing_public, self.keys.tls_pin, self.ml_dsa_key)
+        return own == (entry.signing_key, entry.tls_pin, entry.ml_dsa_key)
 
 
 def _present_key(kit: Path, old: PublicKit, *, lost_key: bool) -> tuple[Ed25519PrivateKey | None, Secret | None]:
@@ -300,15 +305,16 @@ def _fitting_keys(kit: Path, public: PublicKit, old: PublicKit | None) -> _OwnKe
     if entry.site_id != site_id:
         hint = f"ask the authority for the package of {site_id}"
         raise ConfigError(str(public.root), f"is of {entry.site_id}, and {kit} is of {site_id}", hint=hint)
-    own = _OwnKeys(requested, request) if requested else None
+    own = _OwnKeys(requested, request, request.ml_dsa_key) if requested and request else None
     if old and not (own and own.fits(entry)):
         # Only now, since new keys may replace present ones that can no longer be opened
         current = _keys_in(kit / STARTUP)
-        if current and (own is None or _OwnKeys(current, None).fits(entry)):
-            own = _OwnKeys(current, None)
+        if current and (own is None or _OwnKeys(current, None, old.entry.ml_dsa_key).fits(entry)):
+            own = _OwnKeys(current, None, old.entry.ml_dsa_key)
     assert own is not None
     if not own.fits(entry):
-        which = "signing" if own.keys.signing_public != entry.signing_key else "TLS"
+        which = "ML-DSA" if own.keys.tls_pin == entry.tls_pin else "TLS"
+        which = "signing" if own.keys.signing_public != entry.signing_key else which
         hint = "do not use this package: compare fingerprints with the authority, the request may have been replaced"
         raise ConfigError("roster", f"has another {which} key of {site_id} than this site made", hint=hint)
     if own.request:

@@ -28,6 +28,7 @@ from securefda.errors import CertificateError, ConfigError, ConfigErrors
 from securefda.formats import KIT, SEEN_ROSTERS
 from securefda.parse import canonical_json, load_object, number, object_with, text, texts
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
+from securefda.protocol.ml_dsa import ml_dsa_public
 from securefda.protocol.roster import Role, Roster, RosterEntry, SignedRoster, is_name
 from securefda.protocol.secret import Secret
 from securefda.site.authority import CA_FILE, load_signing_key, load_tls_key, private_pem
@@ -371,6 +372,9 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     if signing_key.public_key().public_bytes_raw() != entry.signing_key:
         name = str(root / STARTUP / SIGNING_KEY_FILE)
         raise ConfigError(name, f"is not the signing key of {entry.site_id}", hint=_FETCH)
+    if entry.ml_dsa_key and ml_dsa_public(signing_key) != entry.ml_dsa_key:
+        hint = "its ML-DSA key follows from the signing key: have the authority renew the site"
+        raise ConfigError(str(root / STARTUP / ROSTER_FILE), f"has another ML-DSA key of {entry.site_id}", hint=hint)
     return Kit(
         root=root,
         entry=entry,

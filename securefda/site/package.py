@@ -252,7 +252,7 @@ def _made_keys(kit: Kit) -> bool:
     if not file.exists():
         return False
     request = SiteRequest.from_bytes(str(file), read_file(file, limit=MAX_REQUEST_BYTES).data)
-    return (request.signing_key, request.tls_pin) == (kit.entry.signing_key, kit.entry.tls_pin)
+    return request.fingerprint == entry_fingerprint(kit.entry)
 
 
 def _summary(kit: PublicKit, package_digest: str = "") -> KitSummary:

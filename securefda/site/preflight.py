@@ -323,6 +323,9 @@ def preflight(
         line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
         line += f", of which {names(gone)} left" if gone else ""
         findings += [Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")]
+        if not kit.entry.ml_dsa_key:
+            line = f"the roster has no ML-DSA key of {kit.site_id}: its logs prove nothing once Ed25519 can be forged"
+            findings.append(Finding("kit", Level.WARN, line, RENEW))
         line, is_soon = validity(kit.certificate_ends, now)
         findings += [Finding("certificate", *((Level.WARN, line, RENEW) if is_soon else (Level.OK, line)))]
         if probes.settings is not None:

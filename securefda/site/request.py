@@ -2,8 +2,9 @@
 
 A site makes its keys at home and sends this request; the authority answers with a certificate and a roster. No private
 key travels. Both keys sign the same bytes, which name both keys, the site and its federation: somebody else's key, a
-key inserted later, or a request of another federation has no valid proof. There is no third key: a session's exchange
-keys are made for that session, and the signing key signs them. A site that already has keys also signs the request for
+key inserted later, or a request of another federation has no valid proof. The third key in it, of ML-DSA, follows from
+the signing key, which vouches for it; what it signs names the site. A session's exchange keys are made for that
+session, and the signing key signs them. A site that already has keys also signs the request for
 new ones with its present signing key, so that a substituted request is detected without a phone call.
 
 Two people compare the fingerprint by telephone. It depends only on the keys and the site's id, so it can be computed
@@ -14,6 +15,7 @@ Pure. A request is a value that was checked when it was built or parsed. Parsing
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -25,9 +27,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from securefda.errors import ConfigError
 from securefda.formats import REQUEST
-from securefda.parse import canonical_json, items, load_object, number, text
+from securefda.parse import canonical_json, items, load_object, text
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
-from securefda.protocol.roster import RosterEntry, check_name
+from securefda.protocol.ml_dsa import ml_dsa_public
+from securefda.protocol.roster import RosterEntry, check_name, ml_dsa_field
 from securefda.site.certificates import csr_key, make_csr, public_key_pin
 from securefda.site.endpoints import Address, SiteSpec
 
@@ -61,14 +64,15 @@ class SiteKeys:
         return public_key_pin(self.tls_key.public_key())
 
 
-def key_fingerprint(site_id: str, signing_key: bytes, tls_pin: bytes) -> str:
-    """Return the SHA-256 over a site's id and both public keys, 64 hex digits."""
-    return hashlib.sha256(_FINGERPRINT + site_id.encode("ascii") + b"\0" + signing_key + tls_pin).hexdigest()
+def key_fingerprint(site_id: str, signing_key: bytes, tls_pin: bytes, ml_dsa_key: bytes) -> str:
+    """Return the SHA-256 over a site's id and its public keys, 64 hex digits; ``ml_dsa_key`` may be empty."""
+    keys = signing_key + tls_pin + ml_dsa_key
+    return hashlib.sha256(_FINGERPRINT + site_id.encode("ascii") + b"\0" + keys).hexdigest()
 
 
 def entry_fingerprint(entry: RosterEntry) -> str:
     """Return the fingerprint of a member's keys as the roster has them."""
-    return key_fingerprint(entry.site_id, entry.signing_key, entry.tls_pin)
+    return key_fingerprint(entry.site_id, entry.signing_key, entry.tls_pin, entry.ml_dsa_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class SiteRequest:
         tls_proof: ECDSA signature of the body by the TLS key, DER.
         renewal_proof: Ed25519 signature of the body by the signing key that the site had before, 64 bytes; empty in a
             first request, and where that key is lost. The roster says by which key: see :meth:`is_signed_by`.
+        ml_dsa_key: raw ML-DSA-65 public key, 1952 bytes; empty in a request of format 1.
 
     Raises:
         ConfigError: ``request``; a field is malformed, the CSR is of another key, site or names, or a proof is wrong.
@@ -100,6 +105,7 @@ class SiteRequest:
     signing_proof: bytes = field(repr=False)
     tls_proof: bytes = field(repr=False)
     renewal_proof: bytes = field(default=b"", repr=False)
+    ml_dsa_key: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         check_name("federation-id", self.federation_id)
@@ -134,12 +140,14 @@ class SiteRequest:
         """Make the request of a site for these new keys; ``present_key`` is the key that it signs with until then.
 
         Raises:
-            ConfigError: a name is malformed.
+            ConfigError: a name is malformed, or this machine has no ML-DSA-65.
         """
         check_name("federation-id", federation_id)
         csr = make_csr(keys.tls_key, federation_id, site)
-        signing_key, tls_pin = keys.signing_public, keys.tls_pin
-        body = _body(federation_id, site, address, signing_key=signing_key, tls_pin=tls_pin, csr=csr)
+        signing_key, tls_pin, ml_dsa_key = keys.signing_public, keys.tls_pin, ml_dsa_public(keys.signing_key)
+        body = _body(
+            federation_id, site, address, signing_key=signing_key, tls_pin=tls_pin, csr=csr, ml_dsa_key=ml_dsa_key
+        )
         return cls(
             federation_id,
             site,
@@ -150,6 +158,7 @@ class SiteRequest:
             sign_bytes(keys.signing_key, REQUEST_MESSAGE, body),
             keys.tls_key.sign(_tls_statement(body), ec.ECDSA(hashes.SHA256())),
             b"" if present_key is None else sign_bytes(present_key, RENEWAL_MESSAGE, body),
+            ml_dsa_key,
         )
 
     @classmethod
@@ -163,8 +172,10 @@ class SiteRequest:
             raise ConfigError(name, why, hint=_AGAIN)
         try:
             envelope = load_object(data, "request", "signing_proof", "tls_proof", "renewal_proof")
+            has_ml_dsa = REQUEST.find(data) > 1
             fields = load_object(
                 text(envelope["request"]).encode("ascii"),
+                *(("ml_dsa_key",) if has_ml_dsa else ()),
                 "version",
                 "federation_id",
                 "site_id",
@@ -177,8 +188,8 @@ class SiteRequest:
                 "csr",
             )
             role, address = text(fields["role"]), text(fields["address"])
-            if number(fields["version"]) != REQUEST.number or role not in ("target", "source"):
-                raise ValueError("another version, or no role")
+            if role not in ("target", "source"):
+                raise ValueError("no role")
             site = SiteSpec(
                 text(fields["site_id"]),
                 "target" if role == "target" else "source",
@@ -195,6 +206,7 @@ class SiteRequest:
                 bytes.fromhex(text(envelope["signing_proof"])),
                 bytes.fromhex(text(envelope["tls_proof"])),
                 bytes.fromhex(text(envelope["renewal_proof"])),
+                base64.b64decode(text(fields["ml_dsa_key"]), validate=True) if has_ml_dsa else b"",
             )
         except ValueError as error:
             raise ConfigError(name, "is not a request of a site", hint=_AGAIN) from error
@@ -224,6 +236,7 @@ class SiteRequest:
             signing_key=self.signing_key,
             tls_pin=self.tls_pin,
             csr=self.csr,
+            ml_dsa_key=self.ml_dsa_key,
         )
 
     @property
@@ -238,7 +251,7 @@ class SiteRequest:
     @property
     def fingerprint(self) -> str:
         """The fingerprint that site and authority compare by telephone, 64 hex digits."""
-        return key_fingerprint(self.site.site_id, self.signing_key, self.tls_pin)
+        return key_fingerprint(self.site.site_id, self.signing_key, self.tls_pin, self.ml_dsa_key)
 
     def entry(self, index: int, not_before: int, not_after: int) -> RosterEntry:
         """Return the roster entry that this request asks for, valid between these seconds of Unix time."""
@@ -251,15 +264,23 @@ class SiteRequest:
             tls_pin=self.tls_pin,
             not_before=not_before,
             not_after=not_after,
+            ml_dsa_key=self.ml_dsa_key,
         )
 
 
 def _body(
-    federation_id: str, site: SiteSpec, address: Address | None, *, signing_key: bytes, tls_pin: bytes, csr: bytes
+    federation_id: str,
+    site: SiteSpec,
+    address: Address | None,
+    *,
+    signing_key: bytes,
+    tls_pin: bytes,
+    csr: bytes,
+    ml_dsa_key: bytes,
 ) -> bytes:
     return canonical_json(
         {
-            "version": REQUEST.number,
+            "version": REQUEST.number if ml_dsa_key else 1,
             "federation_id": federation_id,
             "site_id": site.site_id,
             "role": site.role,
@@ -269,6 +290,7 @@ def _body(
             "signing_key": signing_key.hex(),
             "tls_pin": tls_pin.hex(),
             "csr": csr.hex(),
+            **ml_dsa_field(ml_dsa_key),
         }
     )
 

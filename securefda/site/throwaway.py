@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from securefda.protocol.ml_dsa import ml_dsa_public
 from securefda.protocol.roster import Roster, RosterEntry
 
 FOR_EVER = 2**37
@@ -20,6 +21,7 @@ def throwaway_roster(
     target: str = "",
     epoch: int = 1,
     entities: Mapping[str, str] | None = None,
+    with_ml_dsa: bool = False,
 ) -> Roster:
     """Make an unsigned roster of sites without certificates: no TLS key has the pins in it.
 
@@ -29,6 +31,7 @@ def throwaway_roster(
         target: the site that is the target; the first one unless it is named.
         epoch: of the roster.
         entities: site id -> its legal entity, where that is not the site id.
+        with_ml_dsa: whether the sites have ML-DSA keys too, as those of every federation that is founded have.
 
     Raises:
         ConfigError: there can be no such roster.
@@ -47,6 +50,7 @@ def throwaway_roster(
                 tls_pin=sha256(b"no certificate" + public).digest(),
                 not_before=0,
                 not_after=FOR_EVER,
+                ml_dsa_key=ml_dsa_public(key) if with_ml_dsa else b"",
             )
         )
     return Roster(federation_id, epoch, tuple(entries))

@@ -134,7 +134,7 @@ class RunMessages:
                 raise CheckpointError("CHECKPOINT_AGAIN", f"nothing new, more than {MOST_SHOWN} times")
         except CheckpointError as error:
             raise FaultyAggregatorError(error.check, error.detail) from error
-        witness.renew()
+        witness.renew(lasting=witness.asks_to_last(target, body))
         answers = []
         if self._receipt_due:  # before our cosignature, after which a header may come
             self._receipt_due = False

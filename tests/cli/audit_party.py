@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from known_sites import known_keys
+from lasting import sign_lasting
 from signed_messages import SIZE, kept_form, signed_message
 from stand_ins import Ticks
 
@@ -76,17 +77,22 @@ class Party:
     run: str = RUN
     clock: Ticks = field(default_factory=partial(Ticks, step=timedelta(minutes=1)))
     federation: str = "hearts"
+    lasting: bool = False
 
     @property
     def path(self) -> Path:
         return self.folder / self.run
 
+    @property
+    def name(self) -> LogName:
+        return LogName(self.federation, self.site, self.run)
+
     def open(self) -> AuditLog:
-        name = LogName(self.federation, self.site, self.run)
-        return AuditLog.open(self.folder, name, LOG_KEYS[self.site], self.clock)
+        return AuditLog.open(self.folder, self.name, LOG_KEYS[self.site], self.clock)
 
     def write(self, messages: int = 24, *, end: bool = True, of: Roster | None = None) -> Path:
         """A whole log, with a checkpoint before its last records and at its end that the target cosigned."""
+        self.lasting = bool(of and of.ml_dsa_keys)
         kept = KeptMessages(self.path)
         with self.open() as log, closing(kept):
             log.append(began(of))
@@ -111,7 +117,7 @@ class Party:
             key = NoteKey(witness_name(self.federation, witness), COSIGNATURE_V1, public(witness))
             line = cosign(Note.parse(note).text, key.name, LOG_KEYS[witness], 1_800_000_000)
             note = log.add_cosignature(log.size, line, key).to_bytes()
-        return note
+        return sign_lasting(log, self.name, LOG_KEYS, witnesses) if self.lasting else note
 
 
 def audit(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,9 @@ from depth import at_depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from securefda.disk import MAX_FILE_BYTES
 from securefda.errors import ConfigError
-from securefda.protocol.roster import Roster, RosterEntry, SignedRoster, sign_roster
+from securefda.protocol.roster import MAX_SITES, Roster, RosterEntry, SignedRoster, sign_roster
 
 
 def key(number: int) -> Ed25519PrivateKey:
@@ -263,3 +265,47 @@ def test_no_changed_byte_of_the_file_goes_unnoticed(place: int, flip: int) -> No
     # Blanks between tokens and the case of hex digits may differ; the roster and its signatures may not.
     assert verified == roster()
     assert again == signed()
+
+
+def test_ml_dsa_keys_come_back_and_a_roster_without_any_has_format_1() -> None:
+    with_key = roster(entry(1, "lyon", ml_dsa_key=bytes([7]) * 1952))
+    data = with_key.canonical_bytes()
+    assert Roster.from_canonical_bytes(data) == with_key
+    assert with_key.ml_dsa_keys == {"lyon": bytes([7]) * 1952}
+    assert (b'"version":2' in data, b'"version":1' in roster().canonical_bytes()) == (True, True)
+    assert b"ml_dsa_key" not in roster().canonical_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.replace(b'"version":2', b'"version":1'),
+        lambda data: data.replace(b'"version":2', b'"version":3'),
+        lambda data: data.replace(b"BwcH", b"Bwc", 1),
+        lambda data: data.replace(b'"ml_dsa_key":"BwcH', b'"ml_dsa_key":" BwcH'),
+    ],
+    ids=["called format 1", "called format 3", "a short key", "a blank in base64"],
+)
+def test_refuses_an_ml_dsa_key_in_another_form(change: Callable[[bytes], bytes]) -> None:
+    data = roster(entry(1, "lyon", ml_dsa_key=bytes([7]) * 1952)).canonical_bytes()
+    assert change(data) != data
+    with pytest.raises(ConfigError):
+        Roster.from_canonical_bytes(change(data))
+
+
+def test_refuses_one_ml_dsa_key_of_two_sites_and_one_of_another_length() -> None:
+    with pytest.raises(ConfigError, match="same ML-DSA key"):
+        roster(*(entry(index, name, ml_dsa_key=bytes(1952)) for index, name in enumerate(("target", "lyon"))))
+    with pytest.raises(ConfigError, match="must be 1952 bytes"):
+        entry(1, "lyon", ml_dsa_key=bytes(32))
+
+
+def test_file_of_the_largest_roster_can_be_read() -> None:
+    def site(index: int) -> RosterEntry:
+        unique = {"signing_key": index.to_bytes(32), "tls_pin": index.to_bytes(32), "ml_dsa_key": index.to_bytes(1952)}
+        names = {"site_id": f"site-{index}", "legal_entity": f"Hospital {index}"}
+        return replace(entry(min(index, 1), "lyon"), index=index, **names, **unique)  # type: ignore[arg-type]
+
+    largest = Roster("heart-study", 1, tuple(map(site, range(MAX_SITES))))
+    signatures = tuple(sorted((one.site_id, bytes(64)) for one in largest.entries))
+    assert len(SignedRoster(largest.canonical_bytes(), bytes(64), signatures).to_bytes()) < MAX_FILE_BYTES

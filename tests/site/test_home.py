@@ -20,6 +20,7 @@ from quick_scrypt import use_quick_scrypt
 
 from securefda.disk import read_file
 from securefda.errors import CertificateError, ConfigError
+from securefda.protocol.ml_dsa import ml_dsa_public
 from securefda.protocol.roster import SignedRoster, sign_roster
 from securefda.protocol.secret import Secret
 from securefda.site import enrolment as enrolment_module
@@ -295,6 +296,12 @@ def test_an_authority_that_enrols_another_tls_key_is_refused(home: HomeFederatio
     certify(home, SiteRequest.make("heart-study", own.site, None, stranger))
     forged(home, "lyon", tls_pin=stranger.tls_pin)
     refused(home, "lyon", "roster: has another TLS key of lyon than this site made")
+
+
+@pytest.mark.parametrize("key", [b"", ml_dsa_public(SiteKeys.generate().signing_key)], ids=["none", "another's"])
+def test_an_authority_that_enrols_another_ml_dsa_key_or_none_is_refused(home: HomeFederation, key: bytes) -> None:
+    forged(home, "lyon", ml_dsa_key=key)
+    refused(home, "lyon", "roster: has another ML-DSA key of lyon than this site made")
 
 
 def test_a_request_that_was_replaced_on_its_way_shows_another_fingerprint_and_is_refused(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from federation_builder import NOW, make
 from securefda.disk import FileContent, read_file, write_file
 from securefda.errors import CertificateError, ConfigError, ExitCode
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
+from securefda.protocol.ml_dsa import ml_dsa_public
 from securefda.protocol.roster import Roster, SignedRoster, sign_roster
 from securefda.site.authority import Authority
 from securefda.site.endpoints import Endpoints, SiteSpec
 from securefda.site.enrolment import renew_site, revoke_site
 from securefda.site.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, make_manifest, open_kit
+from securefda.site.request import SiteKeys
 from securefda.site.training_secret import TRAINING_KEY_FILE, make_training_secret
 
 
@@ -196,6 +198,19 @@ def test_roster_entry_that_ends_before_the_certificate_ends_the_kit(federation: 
     assert load_kit(federation / "lyon", NOW + timedelta(hours=1)).entry.not_after == end
     with pytest.raises(CertificateError, match="roster: lyon is valid from 2026-06-01 11:55 UTC to 2026-06-01 13:00"):
         load_kit(federation / "lyon", NOW + timedelta(hours=1, seconds=1))
+
+
+def test_roster_with_another_ml_dsa_key_of_the_site_is_refused_and_one_from_before_there_were_any_is_read(
+    federation: Path,
+) -> None:
+    kit = load_kit(federation / "lyon", NOW)
+    assert ml_dsa_public(kit.signing_key) == kit.entry.ml_dsa_key
+    for key in (b"", ml_dsa_public(SiteKeys.generate().signing_key)):
+        assert load_kit(federation / "lyon", NOW).signing_key
+        entries = tuple(replace(entry, ml_dsa_key=key) if entry == kit.entry else entry for entry in kit.roster.entries)
+        reissue(federation, "lyon", replace(kit.roster, entries=entries), kit.endpoints)
+    with pytest.raises(ConfigError, match=r"roster\.json: has another ML-DSA key of lyon"):
+        load_kit(federation / "lyon", NOW)
 
 
 def test_target_whose_kit_expects_another_server_name_is_refused(federation: Path) -> None:

@@ -143,7 +143,10 @@ LIES: dict[str, tuple[Callable[[], bytes], str]] = {
         "names a host of lyon twice",
     ),
     "a field more": (lambda: signed(body_with(admin=True)), "is not a request of a site"),
-    "another version": (lambda: signed(body_with(version=2)), "has format 2, and this release reads format 1"),
+    "another version": (lambda: signed(body_with(version=3)), "has format 3, and this release reads format 2"),
+    "a version without its key": (lambda: signed(body_with(version=1)), "is not a request of a site"),
+    "a short ML-DSA key": (lambda: signed(body_with(ml_dsa_key="AAAA")), "ml_dsa_key"),
+    "no ML-DSA key": (lambda: signed(body_with(ml_dsa_key="")), "does not prove"),
     "a version that is true": (lambda: signed(body_with(version=True)), "is not a request of a site"),
     "a reserved site": (lambda: signed(body_with(site_id="ca")), "'ca' is reserved"),
     "no legal entity": (

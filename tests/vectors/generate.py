@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "protocol"))  # the in-memory session and the tables of lies
 
+import checkpoint_vectors  # noqa: E402
 import fault_vectors  # noqa: E402
 import header_vectors  # noqa: E402
 import message_vectors  # noqa: E402
@@ -22,7 +23,15 @@ import session_vectors  # noqa: E402
 
 from securefda.protocol import hybrid  # noqa: E402
 
-MODULES = (primitives, message_vectors, header_vectors, session_vectors, fault_vectors, ring_vectors)
+MODULES = (
+    primitives,
+    message_vectors,
+    header_vectors,
+    session_vectors,
+    fault_vectors,
+    ring_vectors,
+    checkpoint_vectors,
+)
 SETS = {name: build for module in MODULES for name, build in module.SETS.items()}
 
 

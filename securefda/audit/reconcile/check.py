@@ -15,7 +15,7 @@ from securefda.audit.reading import RunEnd
 from securefda.audit.reconcile.claims import is_of_run
 from securefda.audit.reconcile.run_transcript import Members, SignedHeader, SignedTranscript
 from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
-from securefda.audit.verify import Verification
+from securefda.audit.verify import UNVOUCHED, Verification
 
 Required = Literal["all", "participants", "none"]
 
@@ -49,7 +49,7 @@ class PartyLog:
         finding = self.verification.finding
         if self.is_unsigned:
             return 0
-        return None if finding is None or finding.kind == "missing-cosignature" else finding.index
+        return None if finding is None or finding.kind in UNVOUCHED else finding.index
 
 
 class RunLogs:

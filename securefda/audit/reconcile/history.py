@@ -27,7 +27,7 @@ from securefda.audit.log_records import Entry, Record
 from securefda.audit.reading import DamagedLog, LogFolder, RunEnd, being_written
 from securefda.audit.signed_notes import LogName
 from securefda.audit.verification import verification_progress
-from securefda.audit.verify import Verification, verify_log
+from securefda.audit.verify import UNVOUCHED, Verification, verify_log
 from securefda.text import names
 
 MOST_UNFINISHED_IN_A_ROW: Final = 2
@@ -388,13 +388,14 @@ class _Records:
 
 def _verified(log: LogFolder, keys: Keys) -> Verification:
     with verification_progress(log.party) as progress:
-        return verify_log(log.folder, LogName(keys.federation, log.party, log.run), keys.public, progress=progress)
+        name = LogName(keys.federation, log.party, log.run)
+        return verify_log(log.folder, name, keys.public, keys.ml_dsa, progress=progress)
 
 
 def _vouched_for(log: LogFolder, verification: Verification) -> tuple[int | None, str]:
     """Return the number of records that count, None for all, and the reason why not all count."""
     finding = verification.finding
-    if finding is None or finding.kind in ("torn", "missing-cosignature"):
+    if finding is None or finding.kind in ("torn", *UNVOUCHED):
         return None, ""
     with suppress(AuditError):
         if log.head() is None and not log.heads():

@@ -20,6 +20,7 @@ from typing import Final
 from securefda.audit.log_records import DpSpent, Record
 from securefda.audit.reconcile.check import Check, RunLogs
 from securefda.audit.reconcile.suspicion import Mark, Notice, RunFinding, RunKind, Suspicion
+from securefda.audit.verify import UNVOUCHED
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import DpEvent
@@ -33,7 +34,7 @@ _MOST_ROWS: Final = 2
 """Most new rows from one charge to the next: the row that finishes the first charge, and the second charge."""
 _AFTER_A_KILL: Final = 1
 """Most new rows after a round that a kill ended. No row finishes that round, so a second row belongs to another run."""
-HONEST: Final = ("missing-cosignature", "torn", "newer-version")
+HONEST: Final = ("torn", "newer-version", *UNVOUCHED)
 """Verification findings that need be nobody's fault: a site is away, has crashed or runs a later release."""
 _MOST_TROUBLE: Final = 20
 _MOST_SLOW: Final = 24

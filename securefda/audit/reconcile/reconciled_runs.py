@@ -33,7 +33,7 @@ from securefda.audit.reconcile.suspicion import Mark, Notice, Reconciliation, Ru
 from securefda.audit.signed_notes import NoteError
 from securefda.audit.statements import KeptStatements, StatementReader
 from securefda.audit.verification import verification_progress
-from securefda.audit.verify import verify_log
+from securefda.audit.verify import UNVOUCHED, verify_log
 from securefda.disk import read_file
 from securefda.errors import CertificateError, ConfigError, SecureFdaError
 from securefda.site.policy.schema import parse_policy
@@ -234,7 +234,7 @@ def _reconciled(
     require_all: bool | None,
 ) -> ReconciledRun:
     keys, contrary = _keys_of_run(logs, roster, logs_below.folder)
-    members = Members(keys.federation, logs[0].run, keys.roster.target.site_id, keys.public, keys.digest)
+    members = Members(keys.federation, logs[0].run, keys.roster.target.site_id, keys.public, keys.digest, keys.ml_dsa)
     notices = [*(Notice(line, care=True) for line in keys.warnings), *map(Notice, keys.notes)]
     findings: list[RunFinding] = []
     for place, error in unread:
@@ -259,7 +259,7 @@ def _reconciled(
     verified, copies = _verified_once(by_party, members, transcript, reader)
     for copy in copies:
         fault = copy.verification.finding
-        if fault is not None and fault.kind != "missing-cosignature":
+        if fault is not None and fault.kind not in UNVOUCHED:
             what = f"another copy of the log of {copy.party}, {copy.folder}: {fault.kind}, {fault.what}"
             marks = (Mark(copy.party, fault.index),)
             findings.append(RunFinding("unverified-log", what, (), (copy.party, ""), records=marks))
@@ -342,6 +342,7 @@ def _verified(log: LogFolder, members: Members, held: Sequence[bytes], reader: S
             log.folder,
             members.log_of(log.party),
             members.keys,
+            members.ml_dsa,
             witnesses_needed=_WITNESSES,
             known=held,
             progress=progress,

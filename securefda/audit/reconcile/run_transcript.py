@@ -18,7 +18,7 @@ class Members:
     """The sites of a federation in one run.
 
     ``keys`` has the raw Ed25519 public key of every site, 32 bytes, by site id; the target's too. ``roster`` is the
-    SHA-256 of the roster, 64 hex digits.
+    SHA-256 of the roster, 64 hex digits. ``ml_dsa`` has the raw ML-DSA-65 public keys of those sites that have one.
     """
 
     federation: str
@@ -26,6 +26,7 @@ class Members:
     target: str
     keys: Mapping[str, bytes]
     roster: str
+    ml_dsa: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def sources(self) -> tuple[str, ...]:

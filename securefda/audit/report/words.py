@@ -59,6 +59,7 @@ _FINDINGS: Final[Mapping[str, str]] = {
     "wrong-party": "is of another party",
     "newer-version": "is of a later release",
     "missing-cosignature": "lacks cosignatures",
+    "missing-ml-dsa": "lacks ML-DSA signatures",
 }
 
 
