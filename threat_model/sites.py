@@ -75,11 +75,11 @@ def published_public_keys() -> frozenset[bytes]:
 
 
 @cache
-def roster_of(n: int, epoch: int = 1) -> Roster:
-    """Return a roster of one target, index 0, and ``n`` sources."""
+def roster_of(n: int, epoch: int = 1, *, with_ml_dsa: bool = False) -> Roster:
+    """Return a roster of one target, index 0, and ``n`` sources; each has an ML-DSA key if asked for."""
     keys = {site_id_of(index): published_key(index) for index in range(n + 1)}
     entities = {site_id_of(index): f"Hospital {index}" for index in range(n + 1)}
-    return throwaway_roster("stage", keys, epoch=epoch, entities=entities)
+    return throwaway_roster("stage", keys, epoch=epoch, entities=entities, with_ml_dsa=with_ml_dsa)
 
 
 def site_id_of(index: int) -> str:

@@ -40,7 +40,7 @@ control = true
 
 def test_threats_are_those_that_were_given_an_id() -> None:
     missing = {"T23", "T24", "T25", "T26"}
-    expected = [name for name in (f"T{number:02}" for number in range(1, 50)) if name not in missing]
+    expected = [name for name in (f"T{number:02}" for number in range(1, 51)) if name not in missing]
     assert [threat.id for threat in register().threat] == expected
 
 
