@@ -31,6 +31,7 @@ import full_data_sweeps
 import gpu
 import gram_attack
 import hybrid_keys
+import lasting_logs
 import log_profile
 import many_sources
 import masking_session
@@ -75,6 +76,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
         "distance": distance.tables(figures("distance")["rows"]),
         "hybrid_keys": hybrid_keys.tables(figures("hybrid_keys")),
+        "lasting_logs": lasting_logs.tables(figures("lasting_logs")),
         "log_profile": log_profile.tables(figures("log_profile")),
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
         "few_sources": few_sources.tables(figures("few_sources")["rows"]),
