@@ -53,6 +53,12 @@ def test_fed_heart_is_run_with_the_papers_scaling_and_with_public_numbers():
     assert scaling == {("fed-heart", "site"), ("fed-heart-public", "public")}
 
 
+def test_photos_are_measured_by_an_encoders_features_and_by_counts_of_surf_words():
+    planned = plan(Request("office-caltech", seeds=1, rules=["analytic"], data_dir=FILES))
+    options = {(one.key.data, *map(one.job.config.task.options.get, ("prefix", "width"))) for one in planned}
+    assert options == {("office-caltech", "efficientnet_lite0_", 1280), ("office-caltech-surf", "surf_", 800)}
+
+
 @pytest.mark.parametrize("suite", ["eicu", "tcga-brca"])
 def test_on_tables_of_hospitals_each_seed_holds_out_other_rows_which_no_caller_may_set(suite):
     planned = plan(Request(suite, seeds=2, rules=["analytic", "warm_target"], data_dir=FILES))
