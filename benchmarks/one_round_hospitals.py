@@ -1,4 +1,4 @@
-"""The analytic rule on two data sets of hospitals, beside rules that train: eICU (AUROC) and TCGA-BRCA (concordance).
+"""The analytic rule on two data sets of hospitals: eICU (AUROC) and TCGA-BRCA (concordance).
 
     python benchmarks/one_round_hospitals.py --measure STUDY ... --data-dir DIR    measure, and write the figures
     python benchmarks/one_round_hospitals.py    from one_round_hospitals.json: print the tables
@@ -6,13 +6,12 @@
 Studies, each of ten seeds, which choose the target's rows with labels; the other rows of the target measure:
 
 - ``gain``: the columns of one_round.py, and what labels at the target and the sources add, with an interval.
-- ``trained`` on eICU, ``trained_survival`` on TCGA-BRCA: whole simulated runs of rules that train, and of ``analytic``
-  with norm caps; three seeds.
 - ``hospitals``: the 60 hospitals of eICU with most stays as the sources, and as the target a region in which none of
   them lies; one seed is a whole run, in a session with neighbours.
 - ``forms``: what the head may fit for survival, by the concordance at each source in turn, fitted to the others.
 
-DIR holds the folders eicu_demo and tcga_brca.
+DIR holds the folders eicu_demo and tcga_brca. Whole runs of every rule, with norm caps, are suites of ``securefda bench
+accuracy``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -38,11 +36,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 from studies import as_text, markdown, shown, this_machine
 
-from securefda.bench.accuracy.columns import RULES, Schedule
-from securefda.local.simulator import simulate
-from securefda.operations.progress import SilentReporter
-from securefda.operations.records import REPORTED_ROUNDS
-from securefda.operations.run_folder import read_run
+from securefda.bench.accuracy.federated import Job, run
 from securefda.rules import Moments, fit_head
 from securefda.samples import sample
 from securefda.site.config import load_federation
@@ -50,12 +44,9 @@ from securefda.tasks import Samples
 from securefda.tasks.tabular import concordance
 
 FIGURES = Path(__file__).parent / "one_round_hospitals.json"
-SEEDS, SEEDS_OF_RUNS = range(10), range(3)
+SEEDS = range(10)
 EICU, TCGA = "eICU, 20 %, AUROC", "TCGA-BRCA, 50 %, concordance"
-FILES = {EICU: "eicu", TCGA: "tcga_brca"}
 HEADS = ("target alone", "no labels", "labels")
-TRAINED = ("analytic", "target_only", "warm_target", "source_only", "fedda_auto", "fedgp_auto")
-ROUNDS, SCHEDULE = ("strategy.rounds=20", "strategy.warm-up-rounds=5"), Schedule(20, 5, 0.03, 1.0)
 RESAMPLES = 1000
 HORIZON_YEARS = 5.0
 Matrix = NDArray[np.float64]
@@ -63,7 +54,7 @@ Matrix = NDArray[np.float64]
 
 def gain(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for each target, and for all: columns over seeds, and the gains with intervals over patients."""
-    for name in FILES:
+    for name in (EICU, TCGA):
         data = DATA[name]
         targets = data.targets or data.sites
         by_target = {target: [_one(data, target, seed, folder) for seed in SEEDS] for target in targets}
@@ -210,39 +201,6 @@ def _summary(by_target: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     return {"columns": columns, "gains": gains}
 
 
-def simulated(name: str, data: Data, settings: Iterable[str], seed: int, folder: Path) -> float:
-    """Return the metric of a simulated run in percent, mean over the last rounds."""
-    path = f"task.data-dir={folder}"
-    split = f"task.options.{data.split}={seed}"
-    config = load_federation(sample(name), (*settings, path, split), {})
-    alone = config.strategy.model_copy(update={"compare_target_only": False})
-    with tempfile.TemporaryDirectory() as out:
-        simulate(config.model_copy(update={"strategy": alone}), Path(out), seed, SilentReporter())
-        finished = [line for line in read_run(Path(out)).rounds if line.get("status") == "finished"]
-    return 100 * fmean(line["metrics"][data.metric] for line in finished[-REPORTED_ROUNDS:])
-
-
-def trained(name: str, study: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each rule on the data of that name."""
-    data = DATA[name]
-    for rule in TRAINED:
-        settings = (*([] if rule == "analytic" else ROUNDS), *RULES[rule].settings_for(SCHEDULE))
-        means = []
-        for seed in SEEDS_OF_RUNS:
-            runs = [
-                simulated(FILES[name], data, (*settings, *_sites(data, target)), seed, folder / data.folder)
-                for target in data.targets or data.sites
-            ]
-            means.append(fmean(runs))
-        yield {"study": study, "rule": rule, "seeds": len(means), "mean": fmean(means), "deviation": stdev(means)}
-        print(rule, means, flush=True)
-
-
-def _sites(data: Data, target: str) -> tuple[str, str]:
-    sources = [site for site in data.sites if site != target]
-    return f"federation.target={target}", f"federation.sources={json.dumps(sources)}"
-
-
 SMALL_SITES = (
     "session.graph=k-regular",
     "session.dropouts=0.05",
@@ -267,8 +225,11 @@ def hospitals(folder: Path) -> Iterator[dict[str, Any]]:
             for seed in SEEDS:
                 drawn, heads = fitted(data, target, seed, Path(made), noises=())
                 values.append(drawn.metrics(heads["labels"])[data.metric])
-            run = simulated("eicu", data, (*SMALL_SITES, *_sites(data, target)), 0, Path(made))
-        found = {"mean": fmean(values), "deviation": stdev(values), "first": values[0], "run": run}
+            sites = f"federation.target={target}", f"federation.sources={json.dumps(sources)}"
+            where = f"task.data-dir={made}", f"task.options.{data.split}=0"
+            config = load_federation(sample("eicu"), (*SMALL_SITES, *sites, *where), {})
+            whole = 100 * run(Job(config, seed=0)).metrics[data.metric]
+        found = {"mean": fmean(values), "deviation": stdev(values), "first": values[0], "run": whole}
         yield {"study": "hospitals", "target": target, "rows": rows, **found}
         print(target, found, flush=True)
 
@@ -364,8 +325,6 @@ def _pairs(times: Matrix, events: Matrix) -> int:
 
 STUDIES: Mapping[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
     "gain": gain,
-    "trained": partial(trained, EICU, "trained"),
-    "trained_survival": partial(trained, TCGA, "trained_survival"),
     "hospitals": hospitals,
     "forms": forms,
 }
@@ -395,11 +354,6 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
             tcga, ("target alone", "Cox, target alone", "no labels", "labels", "Cox, rows pooled")
         ),
     }
-    survival = {row["rule"]: row for row in of["trained_survival"]}
-    found["trained"] = markdown(
-        ("rule", "eICU, AUROC", "TCGA-BRCA, concordance"),
-        [[f"`{row['rule']}`", _cell(row), _cell(survival[row["rule"]])] for row in of["trained"]],
-    )
     regions = {row["target"]: row["columns"] for row in eicu}
     found["hospitals"] = markdown(
         ("target", "stays", "target alone", "60 hospitals", "the other regions", "first seed, added", "whole run"),

@@ -3,8 +3,9 @@
     python benchmarks/independent/analytic.py --data-dir DIR [--seeds 5] [--noise 1.158]
 
 It says whether the figures of benchmarks/one_round.py can be had, and so whether a miss is ours. DIR holds the folders
-amazon_review and office_caltech, with a file for each site that has features and labels. Prints accuracy in percent,
-the mean over targets and seeds: of the target's labels alone, of the sources' sums alone, and of both.
+amazon_review, office_caltech and pacs, with a file for each site that has features and labels. Prints accuracy in
+percent, the mean over targets and seeds: of the target's labels alone, of the sources' sums alone, of these with the
+sources' rows moved to the mean of all of the target's, and of sums and labels together.
 
 What is the same: rows of length 1 with a constant, codes of classes, sums over all of the sources' rows, and without
 labels a ridge of half a row. What is not: rows are not bounded, other rows are drawn, and the single pair of settings
@@ -27,8 +28,9 @@ DATA = {
     "Amazon reviews, 100 labels": ("amazon_review", "{}", 2, 100, 0),
     "Amazon reviews, 200 labels": ("amazon_review", "{}", 2, 200, 0),
     "Office-Caltech10, 3 a class": ("office_caltech", "efficientnet_lite0_{}", 10, 0, 3),
+    "PACS, 15 %": ("pacs", "efficientnet_lite0_{}", 7, 0.15, 0),
 }
-"""Name -> folder, names of files, classes, labels in all, labels in each class."""
+"""Name -> folder, names of files, classes, labels in all or as a share of the rows, labels in each class."""
 
 Array = np.ndarray
 
@@ -63,6 +65,13 @@ def denoised(gram: Array, deviation: float) -> Array:
     common = (basis * true) @ basis.T
     rest = np.diag(gram) - np.diag(common)
     return common + np.diag(np.maximum(rest, 0.3 * rest.mean()))
+
+
+def moved(gram: Array, cross: Array, mean: Array) -> tuple[Array, Array]:
+    """Return sums over rows as if one vector had been added to all, such that their mean is this one."""
+    by = mean / mean[-1] - gram[-1] / gram[-1, -1]
+    shift = np.outer(by, gram[-1])
+    return gram + shift + shift.T + gram[-1, -1] * np.outer(by, by), cross + np.outer(by, cross[-1])
 
 
 def solved(gram: Array, cross: Array, ridge: float) -> Array:
@@ -118,18 +127,20 @@ def main() -> None:
                     cross = exact[1] + random.normal(size=cross.shape) * deviation
                     ridge = np.trace(gram) / len(gram)
                 order = np.random.default_rng(seed).permutation(len(rows))
-                own = order[:count]
+                own = order[: count if count >= 1 else round(count * len(rows))]
                 if each:
                     own = np.concatenate([order[labels[order] == one][:each] for one in range(classes)])
                 test = np.setdiff1d(order, own)
                 heads = (
                     fitted(0 * gram, 0 * cross, rows[own], codes[own]),
                     solved(gram, cross, ridge),
+                    solved(*moved(gram, cross, rows.mean(axis=0)), ridge),
                     fitted(gram, cross, rows[own], codes[own]),
                 )
                 results.append([100 * np.mean((rows[test] @ head).argmax(1) == labels[test]) for head in heads])
-        alone, without, both = np.mean(results, axis=0)
-        print(f"{name}: target alone {alone:.1f}, no labels {without:.1f}, labels {both:.1f}", flush=True)
+        alone, without, shifted, both = np.mean(results, axis=0)
+        columns = f"target alone {alone:.1f}, no labels {without:.1f}, moved {shifted:.1f}, labels {both:.1f}"
+        print(f"{name}: {columns}", flush=True)
 
 
 if __name__ == "__main__":

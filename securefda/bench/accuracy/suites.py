@@ -64,11 +64,11 @@ ON_LAST_LAYER = (
 TRAINED = ("strategy.rule=fedda_auto", "strategy.rounds=20", "strategy.warm-up-rounds=5")
 """Rounds of the rules that train; the analytic rule has one."""
 
-PER_SITE = ("task.options.target-rows=0", "privacy.moments-min-rows=0")
+FEW_PUBLIC_ROWS = ("task.options.target-rows=0", "privacy.moments-min-rows=0")
 """Another number of labels than the example's; and public rows, fewer than a row has numbers."""
 
-ENCODED = ('task.options.prefix="efficientnet_lite0_"', "task.options.width=1280", *PER_SITE)
-SURF = ('task.options.prefix="surf_"', "task.options.width=800", *PER_SITE)
+ENCODED = ('task.options.prefix="efficientnet_lite0_"', "task.options.width=1280", *FEW_PUBLIC_ROWS)
+SURF = ('task.options.prefix="surf_"', "task.options.width=800", *FEW_PUBLIC_ROWS)
 """Features of EfficientNet-Lite0, and counts of 800 SURF words, in files of these names."""
 
 OFFICE = ("amazon", "caltech", "dslr", "webcam")
