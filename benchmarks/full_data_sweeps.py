@@ -94,6 +94,7 @@ SWEEPS = {
     ),
     "eta": Sweep("label shift", {"0.3": _shift(0.3), "0.15": (), "0.05": _shift(0.05)}, ADAPTED, LABEL_SHIFT),
     "clear-shift": Sweep("label shift", IN_CLEAR, ("warm_target", "fedda_auto", "fedgp_auto")),
+    "clear-noise": Sweep("noisy Fashion-MNIST", IN_CLEAR, ("fedda_auto",)),
 }
 
 
