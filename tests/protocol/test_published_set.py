@@ -21,6 +21,7 @@ FILES = sorted(path.stem for path in VECTORS.glob("*.json"))
 COUNTED: dict[str, tuple[list[str], list[str]]] = {
     "boxes": ([], ["invalid"]),
     "builds": (["valid"], ["invalid"]),
+    "checkpoints": (["valid"], ["invalid"]),
     "derivations": ([], []),
     "down_link": (["valid"], ["invalid"]),
     "fixed_point": (["valid"], ["invalid"]),
@@ -94,7 +95,7 @@ def test_no_case_is_listed_twice() -> None:
 
 
 def test_set_is_small_enough_to_be_read_by_people() -> None:
-    assert sum((VECTORS / f"{name}.json").stat().st_size for name in FILES) < 3.6 * 2**20
+    assert sum((VECTORS / f"{name}.json").stat().st_size for name in FILES) < 3.75 * 2**20
 
 
 def test_readme_describes_every_file() -> None:
