@@ -105,8 +105,9 @@ class DigitDomains(Classification):
         channels = [3, *(count * self._eighths // _EIGHTHS for count in _CHANNELS)]
         extractor: list[nn.Module] = []
         for number, (before, after) in enumerate(pairwise(channels), start=1):
-            extractor += [nn.Conv2d(before, after, 5, padding=2), self._norm_of(nn.BatchNorm2d, after), nn.ReLU()]
-            extractor += [nn.MaxPool2d(2)] if number < len(_CHANNELS) else []
+            extractor += [nn.Conv2d(before, after, 5, padding=2), self._norm_of(nn.BatchNorm2d, after)]
+            # pooled before the ReLU: the same values to the last bit, from a quarter of its work
+            extractor += [*([nn.MaxPool2d(2)] if number < len(_CHANNELS) else []), nn.ReLU()]
         features = channels[-1] * (SIDE // 4) ** 2
         first, second = (count * self._eighths // _EIGHTHS for count in _HIDDEN)
 

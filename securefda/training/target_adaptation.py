@@ -160,12 +160,16 @@ def adapt(
     """
     rows, task = site.rows.features, site.task
     score_before, prior = _scored(site, received, seed, settings.prior)
-    student = copy.deepcopy(site.module).to(site.device)
+    # With channels last, pooling and BatchNorm take a fraction of their time on a CPU.
+    student: nn.Module = copy.deepcopy(site.module).to(
+        site.device,
+        memory_format=torch.channels_last,  # type: ignore[call-overload]
+    )
     teacher = _Teacher(copy.deepcopy(student).eval(), prior.to(site.device))
     if labelled is None:
         last_linear(student).requires_grad_(requires_grad=False)
     optimizer = torch.optim.Adam(
-        (parameter for parameter in student.parameters() if parameter.requires_grad), lr=_LEARNING_RATE
+        (parameter for parameter in student.parameters() if parameter.requires_grad), lr=_LEARNING_RATE, fused=True
     )
     epochs, parts = settings.epochs_over(len(rows)), _batches(len(rows))
     steps = epochs * parts
