@@ -22,7 +22,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
 from full_data_runs import AUTHORS, STUDIES
+from safetensors.torch import load_file
 from studies import Cache, as_text, markdown, measure, shown, this_machine
 
 from securefda.bench.accuracy.federated import Job
@@ -30,8 +32,12 @@ from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
 from securefda.samples import sample
 from securefda.site.config import load_federation
-from securefda.tasks import Samples
+from securefda.tasks import Samples, TaskSettings, Unlabelled, load_task
 from securefda.tasks.digit_domains import DigitDomains
+from securefda.training.parameter_vectors import model_to_vector
+from securefda.training.site_model import SiteModel
+from securefda.training.target_adaptation import AdaptationSettings, adapt
+from securefda.training.training_settings import TrainingSettings
 
 FIGURES = Path(__file__).with_suffix(".json")
 DOMAINS = ("mnist-m", "synthetic", "mnist", "usps")
@@ -131,6 +137,7 @@ class Figures:
         scores: before and after.
         seconds: of adaptation, by the processor's time of this process.
         alone, warm: of the target alone, and of the warm-started target, after the last round; with labels only.
+        unlabelled: of the last model, adapted to the same rows without a look at the labels that some have.
     """
 
     accuracy: float
@@ -141,6 +148,7 @@ class Figures:
     seconds: float
     alone: float | None = None
     warm: float | None = None
+    unlabelled: float | None = None
 
 
 class _Timed(SilentReporter):
@@ -162,6 +170,8 @@ def run_cell(job: Job) -> Figures:
     timed = _Timed()
     with tempfile.TemporaryDirectory() as folder:
         summary = simulate(job.config, Path(folder), job.seed, timed)
+        labelled = bool(summary.adapted and summary.adapted["labelled"])
+        unlabelled = without_labels(job, Path(folder)) if labelled else None
     found, alone, warm = summary.adapted, summary.target_only, summary.warm_target
     if found is None or found["accuracy"] is None or found["accuracy_before"] is None:
         raise RuntimeError("the run adapted no model")
@@ -175,7 +185,20 @@ def run_cell(job: Job) -> Figures:
         seconds=timed.taken,
         alone=100 * alone["final"] if alone else None,
         warm=100 * warm["final"] if warm else None,
+        unlabelled=unlabelled,
     )
+
+
+def without_labels(job: Job, folder: Path) -> float:
+    """The accuracy of a run's last model, adapted to all of the target's rows without a look at their labels."""
+    section, sites = job.config.task, job.config.federation
+    of_task = TaskSettings(sites.target, tuple(sites.sources), job.seed, section.data_dir, section.options)
+    task = load_task(section.factory, of_task)
+    rows = torch.cat([task.train_data(sites.target).features, task.unlabelled_data().features])
+    site = SiteModel(task, sites.target, Unlabelled(rows), TrainingSettings(device="cpu", threads=1), job.seed)
+    site.module.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    found = adapt(site, model_to_vector(site.module), AdaptationSettings(), job.seed)
+    return 100 * site.evaluate(found.vector, task.test_data(sites.target)).metrics["accuracy"]
 
 
 def cells(seeds: int = MOST_SEEDS) -> Iterator[VariantCell]:
@@ -258,9 +281,9 @@ def _table_of_rules(at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -
     lines = []
     for rule in NOISY_RULES:
         runs = at.get((NOISY, rule), ())
-        found = ([run[key] for run in runs] for key in ("alone", "warm", "before", "accuracy"))
-        lines.append([rule, *map(_mean_and_spread, found)])
-    return markdown(("rule", "target_only", "warm_target", "the rule", "adapted"), lines)
+        found = [[run[key] for run in runs] for key in ("alone", "warm", "before", "accuracy", "unlabelled")]
+        lines += [[rule, *map(_mean_and_spread, found)]] if runs else []
+    return markdown(("rule", "target_only", "warm_target", "the rule", "adapted", "adapted, no labels"), lines)
 
 
 def _table(

@@ -178,6 +178,7 @@ def tables(rows: Sequence[Mapping[str, Any]], one_round: Sequence[Mapping[str, A
         ]
         for data in TITLES
         for target in DATA[data].targets
+        if target != TOO_FEW
     ]
     return {
         "rules": markdown(("", *TITLES.values()), lines),

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import adaptation
+import adaptation_features
 import adapted_members
 import attacks
 import demo
@@ -87,6 +88,9 @@ def all_tables(folder: Path) -> dict[str, str]:
         "sizing": sizing.from_files(folder),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),
         "adaptation": adaptation.tables(figures("adaptation")["rows"]),
+        "adaptation_features": adaptation_features.tables(
+            figures("adaptation_features")["rows"], figures("one_round")["rows"]
+        ),
         "adapted_members": adapted_members.tables(figures("adapted_members")["rows"]),
         "one_round": one_round.tables(figures("one_round")["rows"]),
         "one_round_hospitals": one_round_hospitals.tables(figures("one_round_hospitals")["rows"]),

@@ -1,4 +1,4 @@
-"""A linear head on features that a frozen encoder made of each site's rows beforehand: classification without code.
+"""A small head on features that a frozen encoder made of each site's rows beforehand: classification without code.
 
 A row has one of the classes, or with :class:`MultiLabelFeatures` any number of them.
 """
@@ -62,6 +62,12 @@ class FeaturesOptions(Settings):
     unit_rows: bool = True
     """Whether the model first scales each row to length 1."""
 
+    hidden: Annotated[int, Field(ge=0, le=65_536)] = 0
+    """Units of a layer before the last one; 0: there is none, as the rule ``analytic`` needs it."""
+
+    dropped: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of a row's features that are 0 where the row is varied, about."""
+
     prefix: Annotated[str, AfterValidator(_file_name)] = ""
     """Beginning of the names of files, before the site id. It may differ between sites."""
 
@@ -114,7 +120,8 @@ class Features(Classification):
     values, not on its place. With a fraction, one more row moves no other. With a number, it can take another's place,
     so that two of the rows that train differ: noise at the target does not cover that, and is refused.
 
-    The model is linear, from 0. Its last layer is all that trains, as the rule ``analytic`` needs it.
+    The model is linear, from 0. Its last layer is all that trains, as the rule ``analytic`` needs it. With ``hidden``
+    a layer with ReLU is before it, which can be adapted to a target without labels if ``dropped`` is above 0.
 
     Its metrics are those of :func:`securefda.tasks.metric_functions.class_metrics`.
 
@@ -134,14 +141,25 @@ class Features(Classification):
         self._read_rows: dict[str, Samples] = {}
 
     def model(self) -> nn.Module:
-        """Return features (n, d) -> rows of length 1 -> a logit for each class."""
+        """Return features (n, d) -> rows of length 1 -> with ``hidden`` one more layer -> a logit for each class."""
         options = self.options
-        head = nn.Linear(options.width, len(options.classes))
+        head = nn.Linear(options.hidden or options.width, len(options.classes))
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         described = json.dumps([options.encoder, options.classes, options.unit_rows, *self.labels_are]).encode()
-        rows = EncodedRows(described, unit=options.unit_rows)
-        return nn.Sequential(OrderedDict[str, nn.Module](rows=rows, classifier=head))
+        layers = OrderedDict[str, nn.Module](rows=EncodedRows(described, unit=options.unit_rows))
+        if options.hidden:
+            # Layers are initialised for numbers about 1, and a row of length 1 has much smaller ones.
+            layers["scaled"] = nn.RMSNorm(options.width, elementwise_affine=False)
+            layers["hidden"], layers["relu"] = nn.Linear(options.width, options.hidden), nn.ReLU()
+        return nn.Sequential(OrderedDict[str, nn.Module](layers, classifier=head))
+
+    def varied(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the rows, in each of which a share ``dropped`` of the features is 0; unchanged if that is 0."""
+        if not self.options.dropped:
+            return features
+        kept = torch.rand(features.shape, generator=generator) >= self.options.dropped
+        return features * kept.to(features.device)
 
     def train_data(self, site: str) -> Samples | Unlabelled:
         """Return the site's training rows: features (n, d) float32, labels (n,) int64."""

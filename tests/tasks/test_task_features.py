@@ -27,6 +27,7 @@ from securefda.training import NoiseSettings, TrainingSettings, build_model, fro
 from securefda.training.head import HeadFitter, head_rows, require_classes
 from securefda.training.model_features import require_frozen_features
 from securefda.training.site_model import SiteModel
+from securefda.training.target_adaptation import require_adaptable
 
 SITES = ("north", "clinic")
 WIDTH, ROWS = 5, 40
@@ -191,6 +192,20 @@ class TestModel:
         scaled = task(None).model()[0](features)
         torch.testing.assert_close(scaled.norm(dim=1), torch.ones(ROWS))
         assert torch.equal(task(None, unit_rows=False).model()[0](features), features)
+
+    def test_with_a_hidden_layer_the_model_can_be_adapted(self, tmp_path: Path) -> None:
+        save(tmp_path / "clinic.safetensors")
+        built = task(tmp_path, labelled=False, hidden=3, dropped=0.5)
+        site = SiteModel(built, "clinic", built.train_data("clinic"), TrainingSettings(device="cpu"), 1)
+        require_adaptable(site)
+        assert built.model()(rows()[0]).shape == (ROWS, 2)
+
+    def test_a_share_of_the_features_is_dropped(self) -> None:
+        ones = torch.ones(100, WIDTH)
+        varied = task(None, dropped=0.2).varied(ones, torch.Generator().manual_seed(0))
+        assert set(varied.unique().tolist()) == {0.0, 1.0}
+        assert 0.75 < varied.mean() < 0.85  # 2.8 standard deviations, with this seed
+        assert task(None).varied(ones, torch.Generator()) is ones
 
     def test_its_head_alone_is_trained(self) -> None:
         model = build_model(task(None), 1)
