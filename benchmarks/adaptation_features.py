@@ -166,7 +166,8 @@ def tables(rows: Sequence[Mapping[str, Any]], one_round: Sequence[Mapping[str, A
     for key, name in NAMES.items():
         rule = {"alone": WITH_LABELS, "warm": WITH_LABELS, "adapted": ADAPTED}.get(key, key)
         figure = key if key in ("alone", "warm", "adapted") else "accuracy"
-        lines.append([name, *(_mean_over_targets(at, data, rule, figure) for data in TITLES)])
+        means = [_mean_over_targets(at, data, rule, figure) for data in TITLES]
+        lines += [[name, *means]] if set(means) != {"–"} else []
     for kind in ("no labels", "labels"):
         found = [next(row[kind] for row in one_round if row["data"].startswith(title)) for title in TITLES.values()]
         lines.append([f"analytic, {kind}", *(f"{one['mean']:.1f} ± {one['deviation']:.1f}" for one in found)])
