@@ -73,16 +73,7 @@ OF_NOISY = (
 )
 """The authors' schedule, cut to twelve rounds, but for the noise: a row that the target has keeps its own."""
 
-PRIVATE = "usps, noise at the sources"
-NOISES = {"no noise": (0.001, 1e9), "ε = 8": (1.226, 8), "ε = 4": (1.946, 4)}
-"""Variant -> noise multiplier of each source, and the ε that its ledger permits, at δ = 1e-5."""
-OF_PRIVATE = (
-    *(*SETTINGS, "task.options.rows=7000", "task.options.norm=group", "session.max-samples=7000"),
-    *("strategy.rounds=5", "training.source.epochs=2", "training.source.batch-size=1400"),
-    *("training.source.optimizer=sgd", "training.source.learning-rate=0.3", "training.source.momentum=0.9"),
-)
-
-FOLDERS = {**dict.fromkeys((*DOMAINS, SKEWED, PRIVATE), "."), NOISY: "fashion_mnist"}
+FOLDERS = {**dict.fromkeys((*DOMAINS, SKEWED), "."), NOISY: "fashion_mnist"}
 """Study -> where its files are, below the folder of data; the others read none."""
 
 
@@ -227,11 +218,6 @@ def cells(seeds: int = MOST_SEEDS) -> Iterator[VariantCell]:
             factor, own = AUTHORS[rule]
             schedule = (f"strategy.rule={rule}", f"strategy.lr-after-warm-up={factor}", "strategy.warm-up-rounds=2")
             yield VariantCell(NOISY, rule, seed, "noisy_fashion_mnist", (*OF_NOISY, *own, *schedule))
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-        for variant, (noise, epsilon) in NOISES.items():
-            budget = (f"training.source.dp.noise-multiplier={noise}", f"privacy.budget.target-epsilon={epsilon}")
-            settings = (*_target_settings("usps"), *OF_PRIVATE, *budget)
-            yield VariantCell(PRIVATE, variant, seed, "digit_domains", settings)
 
 
 def _target_settings(target: str) -> tuple[str, str]:
@@ -262,7 +248,6 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
     studies = {study for study, _ in at}
     made |= {"skewed": _table(at, (SKEWED,), VARIANTS)} if SKEWED in studies else {}
-    made |= {"private": _table(at, (PRIVATE,), NOISES)} if PRIVATE in studies else {}
     return made | ({"noisy": _table_of_rules(at)} if NOISY in studies else {})
 
 

@@ -57,6 +57,16 @@ NAMES = {
 }
 """What a run's figure, or its rule, is called in the table."""
 
+NOISES = {"no noise": (0.001, 1e9), "ε = 8": (1.673, 8), "ε = 4": (2.814, 4)}
+"""In place of a rule, on PACS: source_only with noise -> its multiplier, and the ε that each ledger permits."""
+
+OF_NOISE = (
+    *("task.options.hidden=64", f"task.options.dropped={DROPPED}", "strategy.rounds=10", "training.source.epochs=2"),
+    *("training.source.optimizer=sgd", "training.source.learning-rate=0.3", "training.source.momentum=0.9"),
+    "training.source.batch-size=500",
+)
+"""With noise at the sources: the task as it is, large steps."""
+
 OF_SITES = [f"training.{side}.{key}" for side in ("source", "target") for key in ("optimizer=adam", "threads=1")]
 WEIGHT = 0.1
 LOSSES = {"adversarial": 1.0, "entropy": 0.5, "information": 0.005, "reconstruction": 0.5}
@@ -127,6 +137,11 @@ def cells(seeds: int = MOST_SEEDS) -> Iterator[VariantCell]:
             for data in TITLES:
                 for target in DATA[data].targets if rule not in SENDING or data in FEATURE_ROWS else ():
                     yield VariantCell(f"{data}/{target}", rule, seed, DATA[data].example, _settings(data, target, rule))
+        for name, (noise, epsilon) in NOISES.items():
+            for target in DATA["pacs"].targets:
+                budget = (f"training.source.dp.noise-multiplier={noise}", f"privacy.budget.target-epsilon={epsilon}")
+                settings = [one for one in _settings("pacs", target, ADAPTED) if not one.startswith("task.factory")]
+                yield VariantCell(f"pacs/{target}", name, seed, DATA["pacs"].example, (*settings, *OF_NOISE, *budget))
 
 
 def _settings(data: str, target: str, rule: str) -> tuple[str, ...]:
@@ -181,7 +196,9 @@ def tables(rows: Sequence[Mapping[str, Any]], one_round: Sequence[Mapping[str, A
         for target in DATA[data].targets
         if target != TOO_FEW
     ]
+    noisy = [[name, *(_mean_over_targets(at, "pacs", name, figure) for figure in KEYS)] for name in NOISES]
     return {
+        "noise": markdown(("noise at the sources", "source_only", "adapted"), noisy),
         "rules": markdown(("", *TITLES.values()), lines),
         "targets": markdown(("data", "target", "source_only", "adapted"), by_target),
     }
