@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from known_sites import known_key
 from rounds_federation import TARGET, AnySigned, Federation, is_header, roster_of, signer, site_id
 
 from securefda.audit import receipt_check
@@ -17,7 +18,7 @@ from securefda.audit.log_records import DpSpent, Entry
 from securefda.audit.reading import find_logs, open_log
 from securefda.audit.receipt import LoggedRecord, Receipt, ReceiptError, write_receipt
 from securefda.audit.receipt_check import CHECKS, ReceiptRefused, check_receipt, verify_receipt
-from securefda.audit.signed_notes import Checkpoint, Note
+from securefda.audit.signed_notes import ML_DSA_65, Checkpoint, LogName, Note
 from securefda.audit.verification import Question, check_logs, error_of
 from securefda.audit.witness import Witness
 from securefda.errors import ConfigError, ExitCode
@@ -30,6 +31,7 @@ from securefda.protocol.transcript import (
     roll_context,
     survivors_digest,
 )
+from securefda.site.throwaway import throwaway_roster
 from securefda.transport import wire
 
 ME, OTHER = 1, 2
@@ -307,6 +309,51 @@ def test_lost_evidence_makes_no_receipt(runs: Runs, tmp_path: Path) -> None:
     (log / "messages.bin").unlink()
     with pytest.raises(ConfigError, match="the messages beside the log lack the Result of this round"):
         write_receipt(log, 1, tmp_path / "none", runs.roster)
+
+
+LASTING_ROSTER = throwaway_roster("study", {site: known_key(site) for site in map(site_id, range(4))}, with_ml_dsa=True)
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Receipt:
+    """A receipt of a federation whose sites have ML-DSA keys too."""
+    folder = tmp_path_factory.mktemp("lasting")
+    (folder / "roster.json").write_bytes(LASTING_ROSTER.canonical_bytes())
+    Charged(folder / "run", rounds=2, roster=LASTING_ROSTER).open().go().close()
+    return receipt_of(log_of(folder / "run"), 2, folder / "roster.json")
+
+
+def ml_dsa_ids(receipt: Receipt) -> dict[str, bytes]:
+    """The ids of the ML-DSA keys of the source and the target under the checkpoint of a receipt."""
+    name, keys = LogName("study", site_id(ME), decoded(receipt.header).body.run_id.hex()), LASTING_ROSTER.ml_dsa_keys
+    (witness,) = name.witness_keys({site_id(TARGET): keys[site_id(TARGET)]}, ML_DSA_65)
+    return {"source": name.key(keys[site_id(ME)], ML_DSA_65).key_id, "target": witness.key_id}
+
+
+def test_a_receipt_has_the_ml_dsa_signatures_of_source_and_target(lasting: Receipt) -> None:
+    assert check_receipt(Receipt.parse(lasting.to_bytes()), LASTING_ROSTER).site == site_id(ME)
+    lines = Note.parse(lasting.checkpoint).signatures
+    assert {line.key_id for line in lines if len(line.value) > 3309} == set(ml_dsa_ids(lasting).values())
+    assert len(lines) == 4, "and both of Ed25519"
+
+
+@pytest.mark.parametrize("of", ["source", "target"])
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [("missing", "not both signed the checkpoint with all their keys"), ("wrong", "is not by its key over this text")],
+)
+def test_a_receipt_without_a_valid_ml_dsa_signature_is_refused(
+    lasting: Receipt, of: str, lie: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, key_id = Note.parse(lasting.checkpoint), ml_dsa_ids(lasting)[of]
+    lines = [line for line in note.signatures if line.key_id != key_id]
+    if lie == "wrong":
+        lines += [replace(line, value=badly_signed(line.value)) for line in note.signatures if line.key_id == key_id]
+    forged = replace(lasting, checkpoint=replace(note, signatures=tuple(lines)).to_bytes())
+    with pytest.raises(ReceiptRefused, match=f"^log: .*{why}"):
+        check_receipt(Receipt.parse(forged.to_bytes()), LASTING_ROSTER)
+    monkeypatch.setattr(receipt_check, "CHECKS", {one: CHECKS[one] for one in CHECKS if one != "log"})
+    check_receipt(forged, LASTING_ROSTER)
 
 
 N_RING = 16
