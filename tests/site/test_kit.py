@@ -12,23 +12,18 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from federation_builder import NOW, make
+from federation_builder import NOW, make, put, reissue
 
-from securefda.disk import FileContent, read_file, write_file
+from securefda.disk import FileContent, read_file
 from securefda.errors import CertificateError, ConfigError, ExitCode
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.protocol.ml_dsa import ml_dsa_public
-from securefda.protocol.roster import Roster, SignedRoster, sign_roster
-from securefda.site.authority import Authority
-from securefda.site.endpoints import Endpoints, SiteSpec
+from securefda.protocol.roster import SignedRoster
+from securefda.site.endpoints import SiteSpec
 from securefda.site.enrolment import renew_site, revoke_site
-from securefda.site.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, make_manifest, open_kit
+from securefda.site.kit import LISTED_FILES, SECRET_FILES, STARTUP_FILES, Kit, load_kit, open_kit
 from securefda.site.request import SiteKeys
 from securefda.site.training_secret import TRAINING_KEY_FILE, make_training_secret
-
-
-def put(path: Path, data: bytes) -> None:
-    write_file(path, data, path.stat().st_mode & 0o777)
 
 
 def swap(name: str, source: Path, target: Path) -> None:
@@ -177,17 +172,6 @@ def test_certificate_from_a_renewal_does_not_fit_the_roster_before_it(federation
     swap("tls.crt", tmp_path / "next" / "lyon", federation / "lyon")
     with pytest.raises(ConfigError, match=r"tls\.crt: the roster pins another TLS key of lyon"):
         load_kit(federation / "lyon", NOW)
-
-
-def reissue(federation: Path, site_id: str, roster: Roster, endpoints: Endpoints) -> None:
-    """Write a kit that the CA and all members signed, with this roster and these endpoints in it."""
-    ca_key = Authority.load(federation / "ca").roster_key
-    keys = {entry.site_id: load_kit(federation / entry.site_id, NOW).signing_key for entry in roster.entries}
-    startup = federation / site_id / "startup"
-    put(startup / "endpoints.toml", endpoints.to_toml())
-    put(startup / "roster.json", sign_roster(roster, ca_key, keys).to_bytes())
-    files = {name: (startup / name).read_bytes() for name in LISTED_FILES}
-    put(startup / "kit.json", make_manifest(roster, site_id, files).to_signed_bytes(ca_key))
 
 
 def test_roster_entry_that_ends_before_the_certificate_ends_the_kit(federation: Path) -> None:

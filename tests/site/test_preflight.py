@@ -15,7 +15,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from federation_builder import make
+from federation_builder import NOW as BUILT
+from federation_builder import make, reissue
 from free_ports import free_port
 
 from securefda.errors import AuthenticationError, CertificateError, ConfigError, ConnectionFailed, DataError, ExitCode
@@ -341,6 +342,20 @@ def test_certificate_that_ends_within_thirty_days_is_a_warning(live: Path, days:
     findings = preflight(live / "geneva", NOW + timedelta(days=days), address=free_address(), min_free_bytes=1)
     assert check(findings, "certificate").level is level
     assert exit_code(findings) == ExitCode.OK
+
+
+def test_roster_without_the_sites_ml_dsa_key_is_a_warning(tmp_path: Path) -> None:
+    root = make(tmp_path / "fed").root
+    kit = load_kit(root / "lyon", BUILT)
+    assert [one.level for one in preflight(root / "lyon", BUILT, offline=True) if one.check == "kit"] == [Level.OK]
+    entries = tuple(replace(one, ml_dsa_key=b"") if one == kit.entry else one for one in kit.roster.entries)
+    reissue(root, "lyon", replace(kit.roster, entries=entries), kit.endpoints)
+
+    sound, warning = (one for one in preflight(root / "lyon", BUILT, offline=True) if one.check == "kit")
+
+    assert (sound.level, warning.level) == (Level.OK, Level.WARN)
+    assert warning.message.startswith("the roster has no ML-DSA key of lyon")
+    assert "securefda federation renew" in warning.hint
 
 
 def test_failed_probe_carries_its_own_hint_and_exit_code(live: Path) -> None:
