@@ -93,9 +93,13 @@ class Receipt:
         if len(data) > MAX_RECEIPT_BYTES:
             raise ReceiptError(f"it is longer than {MAX_RECEIPT_BYTES} bytes")
         try:
-            if why := RECEIPT.why_not_of(data):
-                raise ReceiptError(f"it {why}")
-            values = load_object(data, "format", *_names(RECEIPT.find(data)))
+            number = RECEIPT.find(data)
+        except ValueError as error:
+            raise ReceiptError("it is no receipt, or was cut: one is JSON with a format securefda-receipt/N") from error
+        if why := RECEIPT.why_not(number):
+            raise ReceiptError(f"it {why}")
+        try:
+            values = load_object(data, "format", *_names(number))
             del values["format"]
             receipt = cls(**{name: _read(name, value) for name, value in values.items()})
         except ReceiptError:

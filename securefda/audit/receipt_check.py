@@ -37,6 +37,11 @@ from securefda.transport import wire
 
 _Body = TypeVar("_Body")
 _HINT: Final = "rely on nothing in it; ask the site for its receipt once more"
+_HINTS: Final = {
+    "form": "name the file that securefda audit receipt wrote, or ask the site for it once more",
+    "roster": "--roster may be of another federation or epoch: name the one under which the run began; if it is that, "
+    "rely on nothing in the receipt",
+}
 
 
 class ReceiptRefused(SecureFdaError):
@@ -45,7 +50,7 @@ class ReceiptRefused(SecureFdaError):
     exit_code = ExitCode.AUDIT
 
     def __init__(self, check: str, why: str) -> None:
-        super().__init__(f"{check}: {why}", hint=_HINT)
+        super().__init__(f"{check}: {why}", hint=_HINTS.get(check, _HINT))
         self.check = check
 
 
@@ -128,8 +133,9 @@ def _message(data: bytes, kind: type[_Body]) -> m.Signed[_Body]:
 
 
 def _roster(parts: Parts) -> None:
-    named, here = parts.header.body.roster_digest, parts.roster.digest()
-    _require(named == here, f"the header names the roster with digest {named.hex()}, and this one has {here.hex()}")
+    named, here, roster = parts.header.body.roster_digest, parts.roster.digest(), parts.roster
+    this = f"this one, of epoch {roster.epoch} of {roster.federation_id}, has {here.hex()}"
+    _require(named == here, f"the header names the roster with digest {named.hex()}, and {this}")
 
 
 def _signatures(parts: Parts) -> None:

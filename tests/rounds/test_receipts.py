@@ -202,8 +202,9 @@ def test_a_lie_is_refused_by_the_check_that_is_there_for_it_and_by_no_other(
 
 def test_another_roster_is_refused_although_its_keys_are_the_same(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     later = replace(roster_of(3), epoch=2)
-    with pytest.raises(ReceiptRefused, match=r"^roster: "):
+    with pytest.raises(ReceiptRefused, match=r"^roster: .* this one, of epoch 2 of study, has ") as refusal:
         check_receipt(runs.receipts[2], later)
+    assert "--roster may be of another federation or epoch" in refusal.value.hint
     monkeypatch.setattr(receipt_check, "CHECKS", {one: CHECKS[one] for one in CHECKS if one != "roster"})
     check_receipt(runs.receipts[2], later)
 
@@ -283,6 +284,16 @@ def test_a_receipt_that_was_cut_or_is_in_another_form_is_refused(runs: Runs) -> 
     for name, other in (("header", "result"), ("survivors", "input"), ("following", "result"), ("checkpoint", "input")):
         with pytest.raises(ReceiptRefused, match=r"^form: "):
             check_receipt(replace(runs.receipts[2], **{name: getattr(runs.receipts[2], other)}), roster_of(3))
+
+
+@pytest.mark.parametrize("data", [b'{"format":"securefda-evidence/1"}\n', b'{"site":"lyon"}\n', b"[]\n", b"\xff", b""])
+def test_another_file_is_said_to_be_no_receipt(data: bytes, runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(
+        ReceiptRefused, match=r"^form: it is no receipt, or was cut: .* securefda-receipt/N$"
+    ) as refusal:
+        verify_receipt(tmp_path / "file", runs.roster)
+    assert refusal.value.hint.startswith("name the file that securefda audit receipt wrote")
 
 
 def test_a_round_without_a_masked_input_has_no_receipt(runs: Runs) -> None:
