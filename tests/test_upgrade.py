@@ -53,23 +53,29 @@ ELSEWHERE = (formats.REQUEST, formats.LEAVING, formats.LOG_RECORD, formats.EVIDE
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A copy of what the first release wrote: a source's kit without its keys, and both sides' run folders."""
+    """A copy of what a build before 1.0 wrote: a source's kit without its keys, and both sides' run folders."""
     return Path(shutil.copytree(FORMATS / "1", tmp_path / "files"))
+
+
+@pytest.fixture(params=["1", "1.0.0"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The same of that build, and of the first release."""
+    return Path(shutil.copytree(FORMATS / request.param, tmp_path / "files"))
 
 
 def one(folder: Path, name: str) -> Path:
     return min(folder.rglob(name))
 
 
-def test_every_file_of_the_first_release_is_read_and_every_kind_is_there(files: Path) -> None:
-    found = examine(files)
+def test_every_file_that_was_kept_is_read_and_every_kind_is_there(kept: Path) -> None:
+    found = examine(kept)
     assert {one.verdict for one in found} == {Verdict.READ}, found
     kinds = {form.what for form in vars(formats).values() if isinstance(form, FileFormat)}
     assert {one.what for one in found} == kinds - {form.what for form in ELSEWHERE}
 
 
-def test_the_readers_themselves_read_what_the_first_release_wrote(files: Path) -> None:
-    kit = files / "kit"
+def test_the_readers_themselves_read_what_was_kept(kept: Path) -> None:
+    kit = kept / "kit"
     ca = parse_ca("ca.pem", (kit / "startup" / "ca.pem").read_bytes())
     manifest = Manifest.from_signed_bytes("kit.json", (kit / "startup" / "kit.json").read_bytes(), ca)
     roster = SignedRoster.from_bytes((kit / "startup" / "roster.json").read_bytes()).verify(ca.roster_key)
@@ -79,7 +85,7 @@ def test_the_readers_themselves_read_what_the_first_release_wrote(files: Path) -
     assert signed == policy.read_bytes()
     (ledger,) = (kit / "local" / "ledgers").glob("*.sqlite")
     assert [row.kind for row in rows_of(ledger)][:1] == ["opened"]
-    for log in logs_at(files):
+    for log in logs_at(kept):
         assert [*open_log(log).records()]
         assert main(["audit", "verify", str(log)]) == 0
 
