@@ -281,7 +281,7 @@ def _require_alike(features: Path, what: str, found: Mapping[str, str]) -> None:
     sites = {value: [site for site in found if found[site] == value] for value in found.values()}
     if len(sites) > 1:
         said = "; ".join(f"{printable(value)} ({names(those)})" for value, those in sites.items())
-        hint = "make them all in the same way: `securefda features` with the same encoder, size, mean and deviation"
+        hint = "make them all with the same encoder, and size, mean and deviation, or columns, of `securefda features`"
         raise DataError(str(features), f"the files differ in their {what}: {said}", hint=hint)
 
 

@@ -209,7 +209,9 @@ class Features(Classification):
         if options.encoder and file.encoder != options.encoder:
             named = f"names the encoder {printable(file.encoder[:16])}..." if file.encoder else "names no encoder"
             why = f"{named}, and task.options.encoder is {options.encoder[:16]}..."
-            raise DataError(str(path), why, hint="make it with the encoder, size and scaling of the other sites")
+            raise DataError(
+                str(path), why, hint="make it with the encoder, and the scaling or columns, of the other sites"
+            )
         return file
 
     def _rows(self, site: str) -> Samples:
@@ -242,7 +244,7 @@ class Features(Classification):
                 return torch.full((len(file.features),), NO_LABEL)
             why = "has no labels" + (f", and {site} is a source" if site != self.settings.target else "")
             hint = (
-                "add the array `labels`, or put images into a folder for each class before `securefda features`; "
+                "add the array `labels`, or give `securefda features` a folder of images for each class, or --label; "
                 'a target without labels sets labels = "none" in its training settings'
             )
             raise DataError(str(path), why, hint=hint)

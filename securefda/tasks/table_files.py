@@ -30,7 +30,7 @@ from securefda.text import counted, names
 SUFFIXES = (".csv", ".xlsx", ".parquet")
 MISSING_VALUES = ("", "NA", "N/A", "NaN", "nan", "NULL", "null", "?")
 UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
-_OTHER_SHEETS = (".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
+OTHER_SHEETS = (".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 _OLD_EXCEL = bytes.fromhex("d0cf11e0a1b11ae1")
 """The first bytes of Excel files of before 2007, and of those with a password."""
 
@@ -136,7 +136,7 @@ def read_file_of_rows(path: Path, csv_format: CsvFormat, *, sheet: str = "", key
         ConfigError: the package that reads this kind is not installed.
     """
     suffix = path.suffix.lower()
-    if suffix in _OTHER_SHEETS:
+    if suffix in OTHER_SHEETS:
         raise DataError(key, f"{suffix} files are not read", hint="save the sheet as .xlsx without macros, or as CSV")
     try:
         data = read_whole(path)

@@ -41,6 +41,28 @@ class Channels(nn.Module):
         return images.mean(dim=(2, 3)) * self.weights
 
 
+class Texts(nn.Module):
+    """Four features of a row of a table: the length of its note, whether it says pain, its age, and one."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.tensor(factor))
+
+    def forward(self, rows: list[dict[str, str]]) -> Tensor:
+        ages = [float(row["age"] or "nan") for row in rows]
+        notes = [row["note"] for row in rows]
+        found = [[len(note) / 10, float("pain" in note), age / 10, 1] for note, age in zip(notes, ages, strict=True)]
+        return self.factor * torch.tensor(found)
+
+
+def texts() -> nn.Module:
+    return Texts()
+
+
+def other_texts() -> nn.Module:
+    return Texts(2.0)
+
+
 def channels() -> nn.Module:
     return Channels()
 
