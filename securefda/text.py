@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -107,6 +108,11 @@ def fitted(text: str, width: int) -> str:
 def printable(text: str) -> str:
     """Return text without characters that would control a terminal or break a log; a peer's words may stand in it."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def quoted(path: object) -> str:
+    """Return a path as one word of a command that a user copies into a shell."""
+    return shlex.quote(str(path))
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -24,6 +24,7 @@ from securefda.cli.options import (
 )
 from securefda.cli.output import Format, print_result, say
 from securefda.errors import ConfigError
+from securefda.text import quoted
 
 if TYPE_CHECKING:
     from securefda.protocol.roster import Role
@@ -287,7 +288,8 @@ def sign(
     signed = countersign(own, signed_roster_at(roster))
     with writing_errors(out):
         write_file(out, signed.to_bytes(), PUBLIC_MODE)
-    text = f"{own.site_id} signed; send {out} to the CA, which runs: securefda federation merge FOLDER {out.name}"
+    merge = f"securefda federation merge FOLDER {quoted(out.name)}"
+    text = f"{own.site_id} signed; send {out} to the CA, which runs: {merge}"
     print_result(output, {"site": own.site_id, "file": str(out)}, text)
 
 
@@ -390,11 +392,11 @@ def _founded_text(enrolment: Enrolment) -> str:
             "the authority made the sites' private keys and knew them; for keys that stay at home: securefda site init",
             f"keep {enrolment.root / 'ca'} offline, away from the target; hand every other folder to its site",
             "then, at the target:",
-            f"  securefda preflight {target}",
-            f"  securefda aggregator start --config {target / 'local' / 'settings.toml'}",
+            f"  securefda preflight {quoted(target)}",
+            f"  securefda aggregator start --config {quoted(target / 'local' / 'settings.toml')}",
             f"and at every source, as at {source.name} (while the aggregator does not run: preflight --offline):",
-            f"  securefda preflight {source}",
-            f"  securefda source start --config {source / 'local' / 'settings.toml'}",
+            f"  securefda preflight {quoted(source)}",
+            f"  securefda source start --config {quoted(source / 'local' / 'settings.toml')}",
         ]
     )
 
@@ -428,7 +430,7 @@ def _signing_lines(enrolment: Enrolment, *, is_new: bool = False) -> list[str]:
         "fingerprints of the sites' keys (compare each with its site by phone):",
         *(f"  {site}  {fingerprint}" for site, fingerprint in enrolment.fingerprints.items()),
         f"not yet usable: {', '.join(enrolment.missing_signatures)} must sign {root / 'ca' / 'roster.json'}",
-        f"  hand each its package (securefda kit package {root}/SITE); it signs with: securefda {joins}",
+        f"  hand each its package (securefda kit package {quoted(root)}/SITE); it signs with: securefda {joins}",
         *([] if is_new else others),
-        f"  then, for each signed roster that comes back: securefda federation merge {root} FILE",
+        f"  then, for each signed roster that comes back: securefda federation merge {quoted(root)} FILE",
     ]

@@ -10,7 +10,7 @@ import typer
 
 from securefda.cli.options import ExpectedCa, Kit, OutputFormat, now
 from securefda.cli.output import Format, print_result
-from securefda.text import aligned, printable
+from securefda.text import aligned, printable, quoted
 
 app = typer.Typer(help="Package, unpack, inspect and protect a site's startup kit.")
 
@@ -35,7 +35,8 @@ def package(
     plain = "it holds the site's private keys in clear: send it encrypted, or carry it; --seal seals it"
     has_keys = holds_keys(kit)
     if not has_keys:
-        plain = f"it holds no private key: send it by any way; the site runs: securefda site join KIT {path.name}"
+        join = f"securefda site join KIT {quoted(path.name)}"
+        plain = f"it holds no private key: send it by any way; the site runs: {join}"
     text = f"{path}\nSHA-256 {digest}\n{sealed if seal else plain}"
     print_result(output, {"package": str(path), "sha256": digest, "sealed": seal, "holds_keys": has_keys}, text)
 
@@ -55,7 +56,7 @@ def unpack(
     unchecked = (
         "" if ca else f"\nnot checked: whether the CA is the right one; its fingerprint is {unpacked.ca_fingerprint}"
     )
-    then = f"then delete {package}, and run: securefda preflight {folder} --offline"
+    then = f"then delete {package}, and run: securefda preflight {quoted(folder)} --offline"
     data = {
         "kit": str(folder),
         "site": unpacked.site_id,

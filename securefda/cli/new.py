@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 from securefda.cli.options import OutputFormat
 from securefda.cli.output import Format, print_result
 from securefda.errors import ConfigError
+from securefda.text import quoted
 
 if TYPE_CHECKING:
     from securefda.local.new_folder import NewFolder
@@ -99,7 +99,7 @@ def _text(made: NewFolder) -> str:
             *(["", "look at this:", *(f"  {line}" for line in made.look_at)] if made.look_at else []),
             "",
             "next:",
-            f"  cd {shlex.quote(str(made.folder))}",
+            f"  cd {quoted(made.folder)}",
             "  securefda task check federation.toml        # one batch of every site",
             "  securefda run federation.toml               # train here, one process per site",
             "  securefda policy explain policy.toml federation.toml",

@@ -16,7 +16,7 @@ import typer
 from securefda.cli.options import Kit, OutputFormat, file_or_sample, now
 from securefda.cli.output import Format, print_outcome, print_result, print_text
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.text import aligned, counted
+from securefda.text import aligned, counted, quoted
 
 if TYPE_CHECKING:
     from securefda.local.policy_check import Verdict
@@ -256,7 +256,7 @@ def sign(
 
     own = load_kit(kit, now())
     if own.role == "target":
-        hint = f"name the kit of a source; what the target sees: securefda policy explain {kit}"
+        hint = f"name the kit of a source; what the target sees: securefda policy explain {quoted(kit)}"
         raise ConfigError(str(kit), "is the kit of a target, which has no policy", hint=hint)
     file, sources = own.local / POLICY_FILE, [entry.site_id for entry in own.roster.sources]
     contents = read_file(file).data

@@ -11,6 +11,7 @@ import typer
 
 from securefda.cli.options import Kit, Launcher, OutputFormat, Overrides, interruptible, now
 from securefda.cli.output import Format, print_result, say
+from securefda.text import quoted
 
 aggregator = typer.Typer(help="Start the target's process.")
 source = typer.Typer(help="Start a source's process, or leave.")
@@ -146,7 +147,7 @@ def leave(
         lines += [
             f"the keys of {own.site_id} are revoked from {signed.day}: no process starts with this kit any more",
             f"send {certificate} to the authority and to every site, which runs: "
-            f"securefda site left KIT {certificate.name}",
+            f"securefda site left KIT {quoted(certificate.name)}",
         ]
     data = {"site": own.site_id, "file": str(out), "certificate": str(certificate) if certificate else None}
     print_result(output, data, "\n".join(lines))

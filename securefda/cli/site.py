@@ -75,9 +75,10 @@ def join(
     """Take a package of the authority into a kit whose keys the site made, if it fits them, and sign its roster."""
     from securefda.site.home import join as join_federation
     from securefda.site.request import entry_fingerprint
+    from securefda.text import quoted
 
     joined = join_federation(kit, package, now(), expected_ca=ca)
-    roster, public = joined.public.roster, joined.public
+    roster, public, at = joined.public.roster, joined.public, quoted(kit)
     fingerprints = {entry.site_id: entry_fingerprint(entry) for entry in roster.entries}
     lines = [
         f"{kit}: {public.role} {public.site_id} of federation {public.federation_id}, epoch {roster.epoch}",
@@ -91,9 +92,9 @@ def join(
         lines.append("every member has signed")
         if public.role == "source":
             lines.append(
-                f"read your policy and sign it: securefda policy explain {kit}, then securefda policy sign {kit}"
+                f"read your policy and sign it: securefda policy explain {at}, then securefda policy sign {at}"
             )
-        lines.append(f"then: securefda preflight {kit}")
+        lines.append(f"then: securefda preflight {at}")
     else:
         if joined.signed is not None:
             lines.append(f"signed: send {joined.signed} to the authority, then join with the package that comes back")
@@ -193,6 +194,7 @@ def _data(request: SiteRequest, kit: Path | None) -> dict[str, Any]:
 
 def _asked_text(request: SiteRequest, kit: Path, ca: str = "") -> str:
     from securefda.site.enrolment import is_below_authority
+    from securefda.text import quoted
 
     site = request.site.site_id
     known = "which no other site and no authority knows"
@@ -203,7 +205,7 @@ def _asked_text(request: SiteRequest, kit: Path, ca: str = "") -> str:
             f"{kit}: keys of {request.site.role} {site}, {known}",
             f"fingerprint of {site}: {request.fingerprint}",
             f"send {_file(kit)} to the authority, and compare the fingerprint by phone",
-            f"then, with the package that comes back: securefda site join {kit} PACKAGE{ca}",
+            f"then, with the package that comes back: securefda site join {quoted(kit)} PACKAGE{ca}",
         ]
     )
 

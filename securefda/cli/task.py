@@ -11,7 +11,7 @@ import typer
 from securefda.cli.options import OutputFormat, Overrides, Seed, file_or_sample, now
 from securefda.cli.output import Format, print_outcome, print_result
 from securefda.errors import ConfigError
-from securefda.text import aligned
+from securefda.text import aligned, quoted
 
 if TYPE_CHECKING:
     from securefda.local.task_check import TaskFound
@@ -66,7 +66,7 @@ def convert_uci_heart(
 
     converted = convert(folder, out)
     rows = [(one.hospital, f"{one.patients} patients", str(one.file)) for one in converted]
-    then = f"securefda run fed_heart --set task.data-dir={out}"
+    then = f"securefda run fed_heart --set task.data-dir={quoted(out)}"
     data = {"files": [{"hospital": one.hospital, "file": one.file, "patients": one.patients} for one in converted]}
     print_result(output, data, f"{aligned(rows)}\n\nnext: {then}")
 

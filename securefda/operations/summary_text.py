@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from securefda.operations.records import (
 )
 from securefda.operations.run_folder import ADAPTED_FILE, BEST_FILE, MODEL_FILE, REPORT_FILE, SITES_FOLDER
 from securefda.task_metric import ACCURACY, TaskMetric, metrics_text, with_balance
-from securefda.text import aligned, counted, first_of
+from securefda.text import aligned, counted, first_of, quoted
 
 _ALL_ANSWER = 3
 """With so many sources, none may drop out of a sum anyway."""
@@ -113,11 +112,11 @@ def run_text(summary: Summary, folder: Path) -> str:
 
 def _next_command(summary: Summary, folder: Path) -> str:
     """Return what to type after a run that finished: predict where the task reads rows, else compare the logs."""
-    place = shlex.quote(str(folder))
+    place = quoted(folder)
     if summary.status != "finished" or not summary.model_digest:
         return ""
     if not is_shipped(summary.task):
-        return f"securefda predict {place} --task {shlex.quote(summary.task)} --data FILE"
+        return f"securefda predict {place} --task {quoted(summary.task)} --data FILE"
     if summary.task.partition(":")[0] in READ_ROWS:
         return f"securefda predict {place} --data FILE"
     if (folder / SITES_FOLDER).is_dir():

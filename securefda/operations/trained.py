@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import re
-import shlex
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +48,7 @@ from securefda.tasks.inputs import batched, in_memory, joined, map_tensors, name
 from securefda.tasks.prepared_table import UNKNOWN, PreparedTable
 from securefda.tasks.stand_in import StandIn
 from securefda.tasks.tabular import Tabular
-from securefda.text import counted
+from securefda.text import counted, quoted
 from securefda.training import build_model, derive_seed, layer_table, model_to_vector
 from securefda.training.batch_norm import running_statistics
 from securefda.training.neighbours import KnnModel, KnnSettings
@@ -202,7 +201,7 @@ def _class_of(named: str, given: str, run: Path) -> str:
     if not given and not is_shipped(named):
         shown = ascii(named)[1:-1]  # not letters that look like those of another name
         why = f"names {shown}, a task that does not come with securefda"
-        hint = f"its code would run here; if you trust it, add --task {shlex.quote(shown)} (in Python, task={named!a})"
+        hint = f"its code would run here; if you trust it, add --task {quoted(shown)} (in Python, task={named!a})"
         raise ConfigError(str(run / SUMMARY_FILE), why, hint=hint)
     if issubclass(task_class(given or named), StandIn):
         raise ConfigError(str(run), "is of a trial on other rows, whose model is of no use", hint="name another run")

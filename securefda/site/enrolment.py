@@ -55,6 +55,7 @@ from securefda.site.kit import (
 )
 from securefda.site.policy.signed import write_policy_signature
 from securefda.site.request import MAX_REQUEST_BYTES, SiteRequest, entry_fingerprint
+from securefda.text import quoted
 
 CA_FOLDER = "ca"
 _ISSUED = "issued"
@@ -433,7 +434,8 @@ def _check_issued(store: _Store, roster: Roster, site_id: str | None = None) -> 
     for entry in roster.entries:
         file = store.certificate_path(entry.site_id)
         if entry.site_id != site_id and tls_pin(parse_certificate(str(file), read_file(file).data)) != entry.tls_pin:
-            hint = f"renew it again: securefda federation renew {store.root} {entry.site_id}, as it was done then"
+            renew = f"securefda federation renew {quoted(store.root)} {entry.site_id}"
+            hint = f"renew it again: {renew}, as it was done then"
             why = f"is of another key than {entry.site_id} has in the roster: its renewal was cut off"
             raise ConfigError(str(file), why, hint=hint)
 

@@ -60,6 +60,7 @@ from securefda.site.kit import (
 from securefda.site.package import load_public, read_package
 from securefda.site.request import SiteKeys, SiteRequest, entry_fingerprint
 from securefda.site.sealed import is_sealed, obtain, seal, unseal
+from securefda.text import quoted
 
 REQUESTED = "requested"
 _JOINING = "joining"
@@ -247,12 +248,12 @@ def _present_key(kit: Path, old: PublicKit, *, lost_key: bool) -> tuple[Ed25519P
     if lost_key:
         return None, passphrase
     file = kit / STARTUP / SIGNING_KEY_FILE
-    content = read_file(file, hint=f"put it back; if it is lost: securefda site renew {kit} --lost-key")
+    content = read_file(file, hint=f"put it back; if it is lost: securefda site renew {quoted(kit)} --lost-key")
     if sealed is not None:
         unseal(str(sealed), keys[sealed].data, passphrase)  # the passphrase is the right one, and not asked for again
     key = load_signing_key(str(file), content)
     if key.public_key().public_bytes_raw() != old.entry.signing_key:
-        hint = f"put the right one back; if it is lost: securefda site renew {kit} --lost-key"
+        hint = f"put the right one back; if it is lost: securefda site renew {quoted(kit)} --lost-key"
         raise ConfigError(str(file), f"is not the signing key of {old.site_id}", hint=hint)
     return key, passphrase
 

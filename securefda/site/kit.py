@@ -47,7 +47,7 @@ from securefda.site.left import require_still_member, require_without_left, take
 from securefda.site.policy.schema import SourcePolicy, load_policy
 from securefda.site.policy.signed import SignedBy, load_signed_policy, read_signed_policy, read_with_people
 from securefda.site.training_secret import read_training_secret
-from securefda.text import names
+from securefda.text import names, quoted
 
 KIT_MESSAGE, PROPOSAL_MESSAGE = "Kit", "Proposal"
 STARTUP, LOCAL = "startup", "local"
@@ -294,11 +294,12 @@ def require_startup(path: Path) -> None:
         return
     hint = _FETCH if path.is_dir() else "check the path"
     if (path / "requested").is_dir():
-        hint = f"join with the authority's package: securefda site join {path} PACKAGE --ca FINGERPRINT"
+        hint = f"join with the authority's package: securefda site join {quoted(path)} PACKAGE --ca FINGERPRINT"
     elif kits := sorted(str(found.parent) for found in path.glob(f"*/{STARTUP}")):
         hint = f"name one of the kits in it: {names(kits)}"
     elif (file := path / "federation.toml").is_file():
-        hint = f"it holds a federation's file: make kits with securefda federation init {file}, or name the file itself"
+        init = f"securefda federation init {quoted(file)}"
+        hint = f"it holds a federation's file: make kits with {init}, or name the file itself"
     raise ConfigError(str(path), f"is not a startup kit: it has no folder {STARTUP}/", hint=hint)
 
 
@@ -362,7 +363,7 @@ def open_kit(root: Path, files: Mapping[str, FileContent], now: datetime, *, exp
     public = open_public(root, files, now, expected_ca=expected_ca)
     missing = public.signed_roster.missing_signatures(public.roster)
     if missing:
-        hint = f"wait for the authority's package with all signatures, then: securefda site join {root} PACKAGE"
+        hint = f"wait for the authority's package with all signatures, then: securefda site join {quoted(root)} PACKAGE"
         raise ConfigError(str(root / STARTUP / ROSTER_FILE), f"is not signed by {', '.join(missing)}", hint=hint)
     signing_key, tls_key = load_keys(root / STARTUP, files)
     entry = public.entry

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import shutil
 import socket
 import ssl
@@ -53,7 +52,7 @@ from securefda.site.left import require_still_member
 from securefda.site.policy import check_day, check_task, check_training, load_signed_policy, require_satisfiable
 from securefda.site.policy.verdict import plan_levels
 from securefda.site.route import HttpProxy, Route, open_tunnel, unused_proxies
-from securefda.text import names
+from securefda.text import names, quoted
 
 Config = AggregatorConfig | SourceConfig
 """Settings of a site's process."""
@@ -461,8 +460,8 @@ def probes_of(
         kit, config = load()
         start = "aggregator" if kit.role == "target" else "source"
         factory = "" if config is None else config.task.factory
-        flags = [*(f"--set {shlex.quote(one)}" for one in overrides), *([] if out is None else [f"--out {out}"])]
-        return f"{factory}; start with: {' '.join([f'securefda {start} start --config {settings}', *flags])}"
+        flags = [*(f"--set {quoted(one)}" for one in overrides), *([] if out is None else [f"--out {quoted(out)}"])]
+        return f"{factory}; start with: {' '.join([f'securefda {start} start --config {quoted(settings)}', *flags])}"
 
     def listen() -> Address | None:
         _, config = load()

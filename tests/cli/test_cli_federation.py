@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import socket
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from free_ports import free_port
 
 from securefda.bootstrap import endpoint_of
 from securefda.cli import main
+from securefda.errors import ExitCode
 from securefda.samples import sample
 from securefda.site.certificates import host_names
 from securefda.site.config import load_aggregator, load_source
@@ -458,3 +460,21 @@ def test_commands_that_a_federation_with_keys_at_home_is_told_to_run_can_be_run(
     run("federation sign clinic kits/ca/roster.json")
     data = json.loads(run("site join clinic kits/clinic --format json"))["data"]
     assert data["changes"] == {"new": [], "new_keys": ["north"], "another_role_or_legal_entity": [], "gone": []}
+
+
+def test_commands_to_copy_quote_the_blanks_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("federation.toml").write_text(HOME_FEDERATION)
+    kit = "home of ä/north"
+    assert main(["site", "init", "north", "--federation", "study", "--out", kit]) == 0
+    told = capsys.readouterr().out.split("comes back: ")[1]
+    assert shlex.split(told) == ["securefda", "site", "join", kit, "PACKAGE", "--ca", "FINGERPRINT"]
+    assert main(["preflight", kit, "--offline"]) == ExitCode.CONFIG
+    assert f"securefda site join '{kit}' PACKAGE --ca FINGERPRINT" in " ".join(capsys.readouterr().err.split())
+
+    assert main(["federation", "init", "federation.toml", "--out", "their kits", "--address", "127.0.0.1:8443"]) == 0
+    told = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("  securefda ")]
+    assert [command[1] for command in told] == ["preflight", "aggregator", "preflight", "source"]
+    assert all(Path(command[-1]).exists() for command in told)

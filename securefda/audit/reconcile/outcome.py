@@ -20,7 +20,7 @@ from securefda.audit.reconcile.run_verdict import Verdict, gathered, verdict_of
 from securefda.audit.reconcile.suspicion import RunFinding
 from securefda.audit.verification import Outcome
 from securefda.errors import ExitCode, SecureFdaError
-from securefda.text import aligned, counted, printable
+from securefda.text import aligned, counted, printable, quoted
 
 _MOST_ROWS: Final = 60
 _SHOWS: Final = (
@@ -80,7 +80,8 @@ def said_of(reconciled: ReconciledRuns, evidence: Evidenced | None, *, everythin
             "evidence": files[0] if len(files) == 1 else files or None,
             "why_no_evidence": evidence.why_not or None,
         }
-        lines = [f"evidence: {file}; securefda audit verify-evidence {file} --roster FILE checks it" for file in files]
+        checks = "securefda audit verify-evidence {} --roster FILE checks it"
+        lines = [f"evidence: {file}; {checks.format(quoted(file))}" for file in files]
         text.append("\n".join(lines or [f"evidence: no file was written: {evidence.why_not}"]))
     error = error_of(reconciled, evidence, everything=everything)
     return Outcome(data | history_json(reconciled.history), "\n\n".join([*text, _SHOWS]), error)

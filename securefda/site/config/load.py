@@ -39,7 +39,7 @@ from securefda.site.config.sections import (
     strategy_of,
 )
 from securefda.site.policy.verdict import plan_levels
-from securefda.text import counted
+from securefda.text import counted, quoted
 
 
 class FederationConfig(Settings):
@@ -294,7 +294,7 @@ def _require_kind(model: type[Settings], data: Mapping[str, Any], path: Path) ->
     if own not in data and len(others) == 1:
         what, hint = _OTHER_FILES[others[0]]
         wanted, _ = _OTHER_FILES[own]
-        raise ConfigError(str(path), f"is {what}, not {wanted}", hint=hint.format(path=path))
+        raise ConfigError(str(path), f"is {what}, not {wanted}", hint=hint.format(path=quoted(path)))
 
 
 def model_of(path: Path) -> type[FederationConfig | AggregatorConfig | SourceConfig]:

@@ -26,7 +26,7 @@ from securefda.formats import POLICY
 from securefda.parse import canonical_json, items, json_value, load_object, number, object_with, text
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.site.policy.schema import SourcePolicy, parse_policy
-from securefda.text import counted
+from securefda.text import counted, quoted
 
 POLICY_MESSAGE = "Policy"
 _MODE = 0o644
@@ -172,7 +172,7 @@ def read_with_people(
         ConfigError: as :func:`read_signed_policy`, but for the number of people.
     """
     signature_file = _signature_file(file)
-    data = _read(file, f"write one: securefda policy template clinical-default --out {file}")
+    data = _read(file, f"write one: securefda policy template clinical-default --out {quoted(file)}")
     signed = _parse(signature_file, _read(signature_file, _HINT))
     signed.require_of(signature_file, federation_id, site_id)
     if not signed.covers(data):
