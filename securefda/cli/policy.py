@@ -16,7 +16,7 @@ import typer
 from securefda.cli.options import Kit, OutputFormat, file_or_sample, now
 from securefda.cli.output import Format, print_outcome, print_result, print_text
 from securefda.errors import ConfigError, SecureFdaError
-from securefda.text import aligned, counted, quoted
+from securefda.text import aligned, counted, names, quoted
 
 if TYPE_CHECKING:
     from securefda.local.policy_check import Verdict
@@ -272,7 +272,9 @@ def sign(
         people = with_person(people, name, role, now().date().isoformat())
     before, compared = _signed_before(own, file)
     differs = None if before is None else changes(before, policy)
-    shown = [compared if differs is None else _changes_text(differs, own.site_id)]
+    gone = own.roster.left(range(len(own.roster.entries)), int(now().timestamp()))
+    shown = [f"{names(gone)} left {own.federation_id}"] if gone else []
+    shown.append(compared if differs is None else _changes_text(differs, own.site_id))
     shown += ["", aligned(in_brief(policy, len(sources), own.roster.target.site_id)), ""]
     signed = not sys.stdin.isatty() or yes
     if not signed:
@@ -283,6 +285,7 @@ def sign(
     changed = None if differs is None else [asdict(change) for change in differs]
     data = {"site": own.site_id, "federation": own.federation_id, "policy": str(file), "sha256": digest}
     found: dict[str, Any] = data | asdict(words) | {"signed": signed, "changes": changed, "required": needed}
+    found["left"] = list(gone)
     found["people"] = [asdict(person) for person in people]
     if not signed:
         print_result(output, found, "nothing was signed")

@@ -63,6 +63,7 @@ class KitSummary:
         keys: where the site's private keys are, and who knew them.
         key_fingerprint: of the site's keys: compare it by another way than the kit.
         sites: ids of all members in roster order.
+        left: those of them that have left, as far as this kit was told.
         names: host names and IP addresses of the site's certificate.
         roster_digest: SHA-256 in hex.
         ca_fingerprint: SHA-256 of the CA certificate in hex: compare it by another way than the kit.
@@ -78,6 +79,7 @@ class KitSummary:
     key_fingerprint: str
     epoch: int
     sites: tuple[str, ...]
+    left: tuple[str, ...]
     names: tuple[str, ...]
     aggregator: str
     server_name: str
@@ -167,7 +169,7 @@ def unpack_kit(package: Path, out: Path, now: datetime, *, expected_ca: str | No
             make_folder(partial / LOCAL)
             for name, content in local.items():
                 write_file(partial / LOCAL / name, content.data, 0o644)
-    return _summary(kit, digest)
+    return _summary(kit, now, digest)
 
 
 def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) -> KitSummary:
@@ -185,7 +187,7 @@ def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) ->
         digest, files, _ = read_package(path)
         has_keys = bool(set(SECRET_FILES) & set(files))
         kit = (open_kit if has_keys else open_public)(path, files, now, expected_ca=expected_ca)
-    return _summary(kit, digest)
+    return _summary(kit, now, digest)
 
 
 def _public_files(path: Path) -> dict[str, FileContent]:
@@ -215,12 +217,13 @@ def read_package(path: Path) -> tuple[str, dict[str, FileContent], dict[str, Fil
             if len(parts) == 3 and parts[2] in _PACKED.get(parts[1], ()):
                 files[parts[1]][parts[2]] = content
     except (tarfile.TarError, ValueError) as error:
-        hint = "name the folder of a kit, or what securefda kit package has written"
-        raise ConfigError(str(path), "is neither a kit's folder nor its package", hint=hint) from error
+        hint = "fetch it again; or name the folder of a kit, or what securefda kit package has written"
+        raise ConfigError(str(path), "is incomplete, or neither a kit's folder nor its package", hint=hint) from error
     has_keys = bool(set(SECRET_FILES) & set(files[STARTUP]))
     for name in STARTUP_FILES if has_keys else PUBLIC_FILES:
         if name not in files[STARTUP]:
-            raise ConfigError(str(path), f"lacks {STARTUP}/{name}", hint="package the kit again")
+            hint = "fetch it again, or package the kit again"
+            raise ConfigError(str(path), f"is incomplete: it lacks {STARTUP}/{name}", hint=hint)
     return hashlib.sha256(sealed).hexdigest(), files[STARTUP], files[LOCAL]
 
 
@@ -255,7 +258,7 @@ def _made_keys(kit: Kit) -> bool:
     return request.fingerprint == entry_fingerprint(kit.entry)
 
 
-def _summary(kit: PublicKit, package_digest: str = "") -> KitSummary:
+def _summary(kit: PublicKit, now: datetime, package_digest: str = "") -> KitSummary:
     if not isinstance(kit, Kit):
         keys = "at the site alone"
     elif _made_keys(kit):
@@ -271,6 +274,7 @@ def _summary(kit: PublicKit, package_digest: str = "") -> KitSummary:
         key_fingerprint=entry_fingerprint(kit.entry),
         epoch=kit.roster.epoch,
         sites=tuple(entry.site_id for entry in kit.roster.entries),
+        left=kit.roster.left(range(len(kit.roster.entries)), int(now.timestamp())),
         names=host_names(kit.certificate),
         aggregator=str(kit.endpoints.aggregator),
         server_name=kit.endpoints.server_name,

@@ -136,6 +136,9 @@ def test_a_site_revokes_its_keys_and_another_takes_the_certificate(
     assert (code, err) == (0, "")
     assert "hospital-a left federation three-hospitals on" in out
     assert "it states that nothing left it" in out
+    for site in (kit.root, other):
+        assert " left hospital-a " in printed(capsys, "kit", "inspect", str(site))[1]
+        assert "hospital-a left three-hospitals" in printed(capsys, "policy", "sign", str(site))[1]
     settings = kit.local / "settings.toml"
     code, _, err = printed(capsys, "source", "start", "--config", str(settings))
     assert code == ExitCode.CERTIFICATE

@@ -122,7 +122,7 @@ def test_package_of_an_unexpected_ca_is_refused(package: Path, namesake: Path) -
 @pytest.mark.parametrize("keep", [0, 100, 700, 5000])
 def test_truncated_package_and_other_files_are_refused(package: Path, keep: int) -> None:
     package.write_bytes(package.read_bytes()[:keep])
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="is incomplete"):
         inspect_kit(package, NOW)
     package.write_bytes(b"no tar at all" * 100)
     with pytest.raises(ConfigError, match="neither a kit's folder nor its package"):
