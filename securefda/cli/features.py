@@ -48,16 +48,22 @@ def features(
         str, typer.Option("--mean", metavar="M[,M,M]", help="Of pixels from 0 to 1; also for red, green, blue.")
     ] = "0.5",
     std: Annotated[str, typer.Option("--std", metavar="S[,S,S]", help="Pixels become (x - mean) / std.")] = "0.5",
-    label: Annotated[str, typer.Option("--label", help="Of a table: column of the classes; default: no labels.")] = "",
+    label: Annotated[
+        str, typer.Option("--label", metavar="NAME", help="Of a table: column of the classes; default: no labels.")
+    ] = "",
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", help="Of a table: column that the encoder sees; repeatable. Default: all others."),
+        typer.Option(
+            "--column",
+            metavar="NAME",
+            help="Of a table: column that the encoder sees; repeatable. Default: all others.",
+        ),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images or rows encoded together.")] = 64,
     device: Annotated[Device, typer.Option("--device", help="Where to encode, as training.device.")] = Device.AUTO,
     output: OutputFormat = Format.TXT,
 ) -> None:
-    """Encode a site's images, or the rows of its table, into a file of features.
+    """Encode a site's images, or its table, into a file of features.
 
     The task `features` reads it. Called again, it goes on where it was.
     """

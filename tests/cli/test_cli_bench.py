@@ -40,8 +40,9 @@ def test_bench_measures_a_session_of_real_processes_with_a_source_that_leaves(ca
     assert (figures["sources"], figures["dropped"], figures["threshold"]) == (4, 1, 3)
     assert figures["source_processes"] == 4
     assert figures["modulus_bits"] == 20
-    assert 2.5 < figures["masked_upload_bytes_per_parameter"] < 3  # keys and boxes, too, of 1,200 bytes each
-    assert 4.0 < figures["plain_upload_bytes_per_parameter"] < 4.2
+    # Keys and boxes, too, of 1,200 bytes each, and signatures of ML-DSA, of 3,309, under the first checkpoints.
+    assert 2.5 < figures["masked_upload_bytes_per_parameter"] < 3.5
+    assert 4.0 < figures["plain_upload_bytes_per_parameter"] < 4.7
     phases = [value for name, value in figures.items() if name.startswith("phase_")]
     assert 0 < sum(phases) <= figures["session_s"] * 1.5
     assert 0 < figures["largest_error_of_the_mean"] < Job("", 4, 20000, 1).encoding.step(0)

@@ -588,7 +588,7 @@ KITS = {
     "no-kit": Wrong("kit inspect nowhere", "nowhere: is missing", "check the path", again=INSPECT),
     "a-file-for-a-kit": Wrong(
         "kit inspect federation.toml",
-        "is neither a kit's folder nor its package",
+        "is incomplete, or neither a kit's folder nor its package",
         "securefda kit package",
         again=INSPECT,
     ),

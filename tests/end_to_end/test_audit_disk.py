@@ -22,8 +22,9 @@ from securefda.audit.reading import open_log
 from securefda.cli import main
 from securefda.errors import ExitCode
 
-ROUNDS, DISK = 5, "80k"
-"""A disk that is full after the first round and before the last."""
+ROUNDS = 5
+DISKS = {"target": "160k", "source-1": "100k"}
+"""Disks for logs that are full after the first round and before the last."""
 SETTINGS = (
     f"strategy.rounds={ROUNDS}",
     "strategy.warm-up-rounds=1",
@@ -99,13 +100,13 @@ def disks() -> Iterator[SmallDisks]:
     made.unmount()
 
 
-@pytest.mark.parametrize("site", ["target", "source-1"])
+@pytest.mark.parametrize("site", DISKS)
 def test_a_full_disk_ends_its_site_before_anything_unlogged_leaves_and_the_log_goes_on_when_there_is_space(
     disks: SmallDisks, tmp_path: Path, site: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with kits(tmp_path, settings=SETTINGS) as federation:
         folder = audit_of(federation, site)
-        disks.mount(folder, DISK)
+        disks.mount(folder, DISKS[site])
         processes = federation.start_all()
         assert_one_clear_line(processes[site], ExitCode.FAILED, str(folder), NO_SPACE, hint="space")
         for process in processes.values():  # those that are left would wait for it
