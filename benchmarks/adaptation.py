@@ -308,18 +308,24 @@ def _measured(given: argparse.Namespace) -> list[dict[str, Any]]:
     return rows_of(cache.read())
 
 
-def main() -> int:
-    """Measure where asked to, and print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def command_line(title: str, folders: str, seeds: int, figures: Path) -> argparse.Namespace:
+    """Parse the command line of a study of adaptation; ``seeds`` is how many a target has if none are asked for."""
+    parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--measure", action="store_true", help="run what the cache lacks first")
-    parser.add_argument("--data-dir", type=Path, help="folder with mnist, usps and fashion_mnist")
+    parser.add_argument("--data-dir", type=Path, help=f"folder with {folders}")
     parser.add_argument("--cache", type=Path, default=Path("adaptation-cache"), help="folder for what was run already")
     parser.add_argument("--workers", type=int, default=1, help="federations beside each other")
-    parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=2, help="of each target")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the figures, JSON")
+    parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=seeds, help="of each target")
+    parser.add_argument("--figures", type=Path, default=figures, help="the figures, JSON")
     given = parser.parse_args()
     if given.measure and given.data_dir is None:
         parser.error("--measure needs --data-dir")
+    return given
+
+
+def main() -> int:
+    """Measure where asked to, and print the tables."""
+    given = command_line((__doc__ or "").splitlines()[0], "mnist, usps and fashion_mnist", 2, FIGURES)
     if given.measure:
         given.figures.write_text(as_text(_measured(given), this_machine()))
     print(shown(tables(json.loads(given.figures.read_text())["rows"])))

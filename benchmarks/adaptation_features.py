@@ -10,7 +10,6 @@ independent/fada.py: two linear layers, a disentangler, a linear classifier. A r
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -22,7 +21,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from adaptation import VariantCell
+from adaptation import FIRST_SEED, MOST_SEEDS, VariantCell, command_line
 from studies import Cache, as_text, markdown, measure, shown, this_machine
 from torch import Tensor, nn
 
@@ -34,7 +33,6 @@ from securefda.tasks import Disentangled
 from securefda.tasks.features import Features
 
 FIGURES = Path(__file__).with_suffix(".json")
-FIRST_SEED, MOST_SEEDS = 10, 5
 HIDDEN, EXTRACTED, INVARIANT, DROPPED = 64, 32, 32, 0.2
 TITLES = {"amazon-reviews": "Amazon reviews", "office-caltech": "Office-Caltech10", "pacs": "PACS"}
 ROUNDS, WARM_UP = {"amazon-reviews": 10, "office-caltech": 20, "pacs": 20}, 2
@@ -224,16 +222,7 @@ def _shown(values: Sequence[float]) -> str:
 
 def main() -> int:
     """Measure where asked to, and print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--measure", action="store_true", help="run what the cache lacks first")
-    parser.add_argument("--data-dir", type=Path, help="folder with amazon_review, office_caltech and pacs")
-    parser.add_argument("--cache", type=Path, default=Path("adaptation-cache"), help="folder for what was run already")
-    parser.add_argument("--workers", type=int, default=1, help="federations beside each other")
-    parser.add_argument("--seeds", type=int, choices=range(1, MOST_SEEDS + 1), default=3, help="of each target")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="the figures, JSON")
-    given = parser.parse_args()
-    if given.measure and given.data_dir is None:
-        parser.error("--measure needs --data-dir")
+    given = command_line((__doc__ or "").splitlines()[0], "amazon_review, office_caltech and pacs", 3, FIGURES)
     if given.measure:
         cache, data = Cache(given.cache, "adaptation_features"), given.data_dir.absolute()
         folders = {cell.study: (f"task.data-dir={data / DATA[cell.study.split('/')[0]].folder}",) for cell in cells()}
