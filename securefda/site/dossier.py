@@ -36,6 +36,8 @@ from securefda.text import counted, first_of
 
 _NOT_STATED = "not stated"
 _MOST_COLUMNS = 40
+_CERTAIN = 100.0
+"""An epsilon that limits nothing; its exponential is still a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ def of_several(rows: int, epsilon: float, delta: float) -> tuple[float, float]:
 
     Vadhan, "The Complexity of Differential Privacy", 2017, lemma 2.2.
     """
+    if rows * epsilon > _CERTAIN:
+        return rows * epsilon, 1.0
     return rows * epsilon, min(1.0, delta * sum(math.exp(one * epsilon) for one in range(rows)))
 
 
@@ -151,19 +155,24 @@ def found_at_most(epsilon: float, delta: float) -> int:
     Kairouz, Oh and Viswanath, "The composition theorem for differential privacy", ICML 2015, equation 3.
     """
     alarms = 0.01
-    most = min(math.exp(epsilon) * alarms + delta, 1 - math.exp(-epsilon) * (1 - alarms - delta))
-    return math.ceil(100 * most)
+    first = math.exp(min(epsilon, _CERTAIN)) * alarms + delta
+    return math.ceil(100 * min(1.0, first, 1 - math.exp(-epsilon) * (1 - alarms - delta)))
 
 
 def _spent(ledger: Path, policy: SourcePolicy, config: SourceConfig | None) -> Spent:
     entries, dp = rows_of(ledger), policy.dp
     rows = entries[0].fields["samples"]
     spent = Spent(ledger.stem, rows, epsilon(charged(entries), dp.target_delta, dp.accountant))
-    if config is None or not config.training.with_noise or config.training.batch_size > rows:
+    if config is None or not _trains(policy) or not config.training.with_noise or config.training.batch_size > rows:
         return spent
     training = config.training
     schedule = Schedule(rows, training.batch_size, training.epochs, MOST_ROUNDS)
     return replace(spent, pays_for=rounds_within(schedule, training.dp.noise_multiplier, dp.budget))
+
+
+def _trains(policy: SourcePolicy) -> bool:
+    """Whether some rule that the policy permits trains at the source, and does not only add moments."""
+    return bool(set(policy.allowed_rules) - {Rule.ANALYTIC})
 
 
 def page_of(dossier: Dossier) -> Page:
@@ -327,7 +336,7 @@ def _leaves(dossier: Dossier) -> Table:
     counts = ", without noise" if policy.dp.required else ""
     sizes = f"{'one number a layer' if policy.norm_cap.granularity == 'layer' else 'one number'}, coarsely rounded"
     rows: list[list[Cell]] = []
-    if set(rules) - {Rule.ANALYTIC}:
+    if _trains(policy):
         rows.append(["the update: how training changed the model", form, target, often])
     if Rule.ANALYTIC in rules:
         rows.append(["second moments: how often features occur together", form, target, "once a run"])
@@ -422,12 +431,13 @@ def _noise(dossier: Dossier) -> Iterator[Part]:
     policy = dossier.policy
     dp = policy.dp
     one = f"ε = {dp.target_epsilon:g}"
+    added = "in each step of training (DP-SGD)" if _trains(policy) else "once, in the second moments"
     if dp.required:
         yield (
             f"Noise is required. {one} limits what all that leaves reveals about one row, except through the number of "
             "rows. It is for all rounds and runs together, and also holds if the target lies and all other sources "
             "help it. It does not hold against one inside this site's machine. Once it is spent, no round begins. The "
-            f"noise is Gaussian, in each step of training (DP-SGD); its cost is added up by {dp.accountant.upper()}."
+            f"noise is Gaussian, {added}; its cost is added up by {dp.accountant.upper()}."
         )
     else:
         yield (
@@ -447,17 +457,21 @@ def _noise(dossier: Dossier) -> Iterator[Part]:
     stated = {0: f"How many rows a person has is not stated. {several}", 1: "A person has one row here (a statement)."}
     two = "{} and {}".format(*_limits(2, policy))
     yield (
-        f"{stated.get(most, several)} A guess at what a row says, such as ill or not ill, has the limits of two rows, "
+        f"{stated.get(most, several)} A guess at what a row says, such as ill or not ill, has the limits for two rows, "
         f"the one that it is and the one that it could be: {two}. The number of rows leaves without noise. Who knows "
         "all other rows here, and the other sites' numbers, learns from it for certain whether there is one row more."
     )
     for ledger in dossier.spent:
         rounds = ledger.pays_for
         more = " or more" if rounds == MOST_ROUNDS else ""
-        pays = "" if rounds is None else f"By the present settings the budget pays for {rounds} rounds{more} in all. "
+        pays = (
+            ""
+            if rounds is None
+            else f"By the present settings the budget pays for {counted(rounds, 'round')}{more} in all. "
+        )
         yield (
             f"Spent so far on data set {ledger.data_set}: ε = {ledger.epsilon:.3g} of {dp.target_epsilon:g}. {pays}A "
-            "reset needs a reason and the site's signature; after one, a row has the limits of two rows."
+            "reset needs a reason and the site's signature; after one, the limits for a row are those for two rows."
         )
     if not dossier.spent:
         yield "The kit has no ledger, which a site makes before it trains with noise: nothing was charged here."
