@@ -344,8 +344,8 @@ _KEEP: Final = "keep the log as evidence; the checkpoints that other sites hold 
 _HINTS: Final[Mapping[str, str]] = {
     "missing-cosignature": "ask the other sites for the checkpoints that they hold: --known FILE; "
     "--witnesses 0 takes the party's word alone",
-    "missing-ml-dsa": "while nobody can forge Ed25519 the records are as signed: keep a copy from before; "
-    "it accuses no site",
+    "missing-ml-dsa": "as long as Ed25519 is unbroken the records are as they were signed: keep a dated copy, since "
+    "this log proves nothing later; it accuses no site",
     "wrong-roster": "name the roster under which the run began, as you know it from elsewhere: --roster FILE",
     "newer-version": "verify it with that release of securefda",
     "torn": "what a crash leaves; the writer cuts it off when the run goes on",

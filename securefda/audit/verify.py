@@ -59,8 +59,8 @@ Kind = Literal[
     "newer-version",  # a later release wrote it.
     # too few witnesses vouch for the newest records. A holder of the log's key could have made them.
     "missing-cosignature",
-    # the roster has ML-DSA keys, and too few of them vouch for the newest records. Who can forge Ed25519 could have
-    # made these.
+    # the roster has ML-DSA keys, and too few of them vouch for the newest records: anyone who can forge Ed25519 could
+    # have made these
     "missing-ml-dsa",
     "wrong-roster",  # the roster at hand is not that of the log (`securefda.audit.verification`).
 ]
@@ -122,7 +122,7 @@ class Verification:
     def is_signed(self) -> bool:
         """Whether the log has a checkpoint with valid signatures of its party; anybody could have made another one.
 
-        One that the party should have signed with ML-DSA and did not could be by whoever can forge Ed25519.
+        A checkpoint that lacks a signature of ML-DSA that is due may come from anyone who can forge Ed25519.
         """
         return self.is_lasting and self._has_checkpoint
 

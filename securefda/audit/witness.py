@@ -129,7 +129,7 @@ class Witness:
         self.journal.event("checkpoint-signed", size=head.size, root=head.root.hex())
         is_late = self._unix_time() - self._lasting_at >= LASTING_S
         if lasting or is_late or self._enters_block(self._lasting_size, head.size):
-            self._sign_lasting()
+            self._sign_lasting(self._note)
 
     @property
     def size(self) -> int:
@@ -153,7 +153,7 @@ class Witness:
         known = self.heard_of(index)
         old = known if known <= size else 0  # who knows more than there is cannot be served, and says so
         if self._ml_dsa is not None and self._enters_block(old, size):
-            shown = self._sign_lasting()
+            shown = self._sign_lasting(shown)
             self._due.add(index)
         bare = shown.only_by(*self._keys(self._log_key, self._signer.index))
         return self._parcel(Checkpoint(bare.to_bytes(), old, self.journal.proof(old), self.known_of(index)))
@@ -273,12 +273,11 @@ class Witness:
         sites = len(self._roster.entries)
         return block_of(old, sites) < block_of(size, sites)
 
-    def _sign_lasting(self) -> Note:
+    def _sign_lasting(self, note: Note) -> Note:
         """Add this site's signature of ML-DSA to the checkpoint that is shown, if it has a key; return the checkpoint.
 
         Raises AuditError.
         """
-        note: Note = self._note  # type: ignore[assignment]  # callers have made one
         if self._ml_dsa is None or self._lasting_size == self.size:
             return note
         self._lasting_size, self._lasting_at = self.size, self._unix_time()

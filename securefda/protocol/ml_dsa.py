@@ -1,8 +1,8 @@
 """ML-DSA-65 (FIPS 204) beside Ed25519, for what must be verifiable once Ed25519 can be forged: checkpoints of logs.
 
-A site has one secret for both. Its ML-DSA key is derived from the seed of its Ed25519 key, 32 random bytes. Who breaks
-Ed25519 computes a scalar from the public key, which is a half of SHA-512 of the seed (RFC 8032, section 5.1.5), and
-learns from it neither the seed nor what HKDF derives of it. So there is no second file to seal, to renew or to lose.
+A site has one secret for both. Its ML-DSA key is derived from the seed of its Ed25519 key, 32 random bytes. An
+attacker who breaks Ed25519 computes a scalar from the public key. It is half of SHA-512 of the seed (RFC 8032, section
+5.1.5), and tells neither the seed nor what HKDF derives from it. So there is no second file to seal, renew or lose.
 """
 
 from __future__ import annotations
