@@ -22,9 +22,9 @@ from securefda.audit.reading import open_log
 from securefda.cli import main
 from securefda.errors import ExitCode
 
-ROUNDS = 5
-DISKS = {"target": "160k", "source-1": "100k"}
-"""Disks for logs that are full after the first round and before the last."""
+ROUNDS = 20
+DISKS = {"target": "200k", "source-1": "120k"}
+"""Disks for logs that are full after the first round and long before the last, on slow machines, too."""
 SETTINGS = (
     f"strategy.rounds={ROUNDS}",
     "strategy.warm-up-rounds=1",
