@@ -312,7 +312,8 @@ class RunModel:
             update = current.target.followed(update)
         if isinstance(current.target, HeadFitter):
             try:
-                fitted = current.target.fit(self.vector, update, total.samples * max_samples)
+                count = sum(len(partial.members) for partial in sums.partial_sums)
+                fitted = current.target.fit(self.vector, update, total.samples * max_samples, count)
             except ValueError as error:
                 raise FaultySum(str(error)) from error
             current.source_share = fitted.sources_part

@@ -317,7 +317,8 @@ def _head_fitter(config: AggregatorConfig, trainer: SiteModel) -> HeadFitter:
     require_right_targets(trainer)
     asked = config.strategy
     moves = asked.align_moments == "mean"
-    fitter = HeadFitter(trainer, config.session.clip, asked.class_weights == "balanced", moves)
+    balanced = asked.class_weights == "balanced"
+    fitter = HeadFitter(trainer, config.session.clip, balanced, moves, asked.source_noise)
     if fitter.balanced:
         require_classes(trainer)
     return fitter

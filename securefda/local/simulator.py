@@ -276,7 +276,7 @@ class SimulatedSites(SimulatedSources):
         settings = AggregatorConfig(
             aggregator=ProcessSection(kit=sites / target, out=folder.path, seed=seed),
             task=config.task,
-            strategy=config.strategy,
+            strategy=config.target_strategy,
             training=config.training.target,
             privacy=config.privacy,
             session=config.session,

@@ -232,6 +232,7 @@ def fit_head(
     bound: float,
     balanced: bool = False,
     mean_of: npt.ArrayLike | None = None,
+    noise: float = 0.0,
 ) -> Head:
     """Fit the head to the sources' moments and the target's rows.
 
@@ -244,13 +245,15 @@ def fit_head(
             `Moments.balanced`, and among the target's exactly; ``targets`` must be as there.
         mean_of: rows of the target, with labels or without, ``(k, d)``, to whose mean the sources' rows are moved; None
             leaves them.
+        noise: standard deviation of the noise in each number of the sums that are sent, as far as it is known; 0 where
+            there is none or it is not known.
 
     Raises:
         ValueError: an argument has a wrong shape or value, there is nothing to fit, or no head of finite numbers fits;
             the message starts with its name.
     """
     with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):  # what a lying source adds may be of any size
-        head = _fitted(sources, features, targets, bound=bound, balanced=balanced, mean_of=mean_of)
+        head = _fitted(sources, features, targets, bound=bound, balanced=balanced, mean_of=mean_of, deviation=noise)
         if np.isfinite([head.source_weight, head.ridge, *head.weights.flat]).all() and head.ridge > 0:
             return head
     raise ValueError("sources: no head of finite numbers fits their moments")
@@ -264,11 +267,12 @@ def _fitted(
     bound: float,
     balanced: bool,
     mean_of: npt.ArrayLike | None,
+    deviation: float,
 ) -> Head:
     noise = 0.0
     if sources is not None:
         sent = sources.scaled()
-        gram, noise = without_noise(sent.gram)
+        gram, noise = without_noise(sent.gram, deviation)
         sources = replace(sent, gram=gram).scaled(back=True)
         if mean_of is not None:
             like, _, _ = bounded_rows(mean_of, np.zeros((len(np.asarray(mean_of)), 1)), bound=bound)
@@ -360,7 +364,7 @@ class _Trial:
         return float(means[0]), float(means[1])
 
 
-def without_noise(gram: Matrix) -> tuple[Matrix, float]:
+def without_noise(gram: Matrix, deviation: float = 0.0) -> tuple[Matrix, float]:
     """Return A as it may be without noise, and the largest eigenvalue of noise alone; 0 if there is none.
 
     Noise of deviation d in each entry has eigenvalues from -2 d sqrt(p) to 2 d sqrt(p), so the lowest of A says how
@@ -368,15 +372,19 @@ def without_noise(gram: Matrix) -> tuple[Matrix, float]:
 
     Args:
         gram: A in the numbers that are sent, ``(p, p)``, symmetric.
+        deviation: d, where it is known; 0 takes only what the lowest eigenvalue says. With few numbers in a row that is
+            often too little, and none if that eigenvalue is positive.
     """
     p, unit = len(gram), float(np.abs(gram).max()) or 1.0
     gram = gram / unit  # squares of what a lying source adds may be beyond float64
     mean = float(np.trace(gram)) / p
-    with suppress(np.linalg.LinAlgError):  # far quicker than eigenvalues, and enough where none is negative
-        np.linalg.cholesky(gram + _NO_NEGATIVE * mean * np.eye(p))
-        return unit * gram, 0.0
+    edge = 2 * deviation / unit * math.sqrt(p)
+    if not edge:
+        with suppress(np.linalg.LinAlgError):  # far quicker than eigenvalues, and enough where none is negative
+            np.linalg.cholesky(gram + _NO_NEGATIVE * mean * np.eye(p))
+            return unit * gram, 0.0
     values, basis = np.linalg.eigh(gram)
-    edge = -float(values[0])
+    edge = max(edge, -float(values[0]))
     if edge <= _LEAST_NOISE * mean:
         return unit * _positive(values, basis), 0.0
     deviation = edge / (2 * math.sqrt(p))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -85,43 +87,45 @@ class HeadFitter:
         bound: as of :meth:`securefda.rules.Moments.of`; the same at every site.
         balanced: whether all classes weigh the same, see :func:`securefda.rules.fit_head` and :func:`require_classes`.
         moves_mean: whether the sources' rows are moved to the mean of the target's rows, where these have no labels.
+        source_noise: noise multiplier of the sources' moments, as far as the target knows it; 0 where there is none.
     """
 
     site: SiteModel
     bound: float
     balanced: bool = False
     moves_mean: bool = False
+    source_noise: float = 0.0
 
-    def fit(self, vector: Vector, means: Vector64, rows: float) -> FittedHead:
+    def fit(self, vector: Vector, means: Vector64, rows: float, sources: int) -> FittedHead:
         """Fit it to the sources' moments and the target's own rows.
 
         Args:
             vector: the model with which the round began, float32 (m,).
             means: the mean of the sources' moments, weighted by rows, in the order of :meth:`Moments.means`.
             rows: number of the sources' rows.
+            sources: number of the sources.
 
         Raises:
             ValueError: no head fits such moments; the message starts with the name of an argument.
         """
         head = last_linear(self.site.module)
-        sources = Moments.from_means(means, width=head.in_features, outputs=head.out_features, rows=rows)
+        moments = Moments.from_means(means, width=head.in_features, outputs=head.out_features, rows=rows)
         if self.site.task.sums_only:
-            constants = np.zeros_like(sources.cross)
-            constants[:, -1] = sources.cross[:, -1] / rows
+            constants = np.zeros_like(moments.cross)
+            constants[:, -1] = moments.cross[:, -1] / rows
             mean = Head(constants, 1.0, 0.0)
             return FittedHead(_flat(mean), mean, 1.0)
+        noise = self.source_noise * self.bound * math.sqrt(sources)
+        fitting = partial(fit_head, bound=self.bound, balanced=self.balanced, noise=noise)
         if isinstance(self.site.rows, Unlabelled):
             like = None
             if self.moves_mean:
                 self.site.prepare_to_evaluate(vector)
                 like = extract_features(self.site.task, self.site.module, self.site.rows.features)
-            fitted = fit_head(sources, bound=self.bound, balanced=self.balanced, mean_of=like)
+            fitted = fitting(moments, mean_of=like)
             return FittedHead(_flat(fitted), fitted, 1.0)
         features, targets = head_rows(self.site, vector)
-        fitted, alone = (
-            fit_head(of_sources, features, targets, bound=self.bound, balanced=self.balanced)
-            for of_sources in (sources, None)
-        )
+        fitted, alone = (fitting(of_sources, features, targets) for of_sources in (moments, None))
         part = sources_part(fitted, alone)
         return FittedHead(_flat(fitted, self._scale(fitted)), fitted, part)
 

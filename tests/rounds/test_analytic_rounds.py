@@ -115,9 +115,9 @@ def test_moments_beyond_what_a_model_can_hold_are_refused() -> None:
     cross[:12], cross[15:] = 1e300, Moments(np.eye(5), np.zeros((3, 5)), 1).means()[15:]
     fitter.site.rows = Unlabelled(fitter.site.labelled_rows().features)
     with pytest.raises(ValueError, match=r"^means: must be finite"):
-        fitter.fit(fitter.site.initial_model(), cross, 10)
+        fitter.fit(fitter.site.initial_model(), cross, 10, N)
     with pytest.raises(ValueError, match=r"^sources: the head that fits their moments is beyond float32"):
-        fitter.fit(fitter.site.initial_model(), np.minimum(cross, 1e80), 10)
+        fitter.fit(fitter.site.initial_model(), np.minimum(cross, 1e80), 10, N)
 
 
 class Lie(NamedTuple):
@@ -260,6 +260,18 @@ def test_the_target_alone_is_fitted_in_the_same_way(tmp_path: Path) -> None:
     assert np.dot(model, direction) == pytest.approx(np.linalg.norm(model) * np.linalg.norm(direction), rel=1e-6)
 
 
+def test_the_target_takes_off_as_much_noise_as_its_settings_say() -> None:
+    target = trainer_of(N, TARGET)
+    model, sources = target.initial_model(), Moments.of(*head_rows(trainer_of(N, 1), np.zeros(15, "f4")), bound=2.0)
+    fitter = HeadFitter(target, 2.0, source_noise=1.5)
+    fitted = fitter.fit(model, sources.means(), sources.rows, 4).head.weights
+    expected, plain = (
+        fit_head(sources, *head_rows(target, model), bound=2.0, noise=noise).weights for noise in (6.0, 0.0)
+    )
+    assert fitted == pytest.approx(expected)
+    assert not np.allclose(expected, plain, rtol=0.01)
+
+
 def test_all_classes_count_alike_in_a_balanced_head() -> None:
     target = trainer_of(N, TARGET)
     model, sources = target.initial_model(), Moments.of(*head_rows(trainer_of(N, 1), np.zeros(15, "f4")), bound=1.0)
@@ -268,7 +280,7 @@ def test_all_classes_count_alike_in_a_balanced_head() -> None:
     )
     fitter = HeadFitter(target, 1.0, balanced=True)
     require_classes(target)
-    weights = fitter.fit(model, sources.means(), sources.rows).vector[:12].reshape(3, 4)
+    weights = fitter.fit(model, sources.means(), sources.rows, 1).vector[:12].reshape(3, 4)
     turned = [np.vdot(weights, one[:, :4]) / np.linalg.norm(one[:, :4]) for one in (expected, plain)]
     assert turned[0] == pytest.approx(np.linalg.norm(weights))
     assert turned[1] < 0.9999 * turned[0]
@@ -385,7 +397,8 @@ def test_moments_move_only_to_a_target_without_labels_under_analytic(settings: l
     assert refused.value.key == "strategy.align-moments"
 
 
-def test_no_other_rule_weighs_classes() -> None:
-    with pytest.raises(ConfigError, match="fedgp_auto does not fit a head by least squares") as refused:
-        load_federation(sample("fed_heart"), ["strategy.rule=fedgp_auto", "strategy.class-weights=balanced"])
-    assert refused.value.key == "strategy.class-weights"
+@pytest.mark.parametrize("setting", ["class-weights=balanced", "source-noise=1"])
+def test_settings_of_the_analytic_rule_are_refused_under_others(setting: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_federation(sample("fed_heart"), ["strategy.rule=fedgp_auto", f"strategy.{setting}"])
+    assert refused.value.key == f"strategy.{setting.partition('=')[0]}"

@@ -199,6 +199,25 @@ def test_noise_is_taken_off_moments_of_few_directions_and_rounding_is_not_noise(
     assert without_noise(rounded)[1] == 0
 
 
+def test_noise_that_is_known_is_taken_off_even_where_no_eigenvalue_is_negative() -> None:
+    """Such a draw looks as if it had none: what noise leaves of weak directions then decides the head."""
+    random, width, scale = np.random.default_rng(21), 13, 10.0
+    spread, true = np.geomspace(1, 0.3, width), random.standard_normal(width + 1)
+    far = np.zeros(2)
+    for _ in range(200):
+        features = spread * random.standard_normal((400, width))
+        exact = Moments.of(features, np.sign(with_constant(features) @ true)[:, None], bound=4.0)
+        sent = exact.means() * exact.rows + random.normal(scale=scale, size=exact.means().size)
+        noisy = Moments.from_means(sent / exact.rows, width=width, outputs=1, rows=exact.rows)
+        if np.linalg.eigvalsh(noisy.scaled().gram)[0] > 0:
+            expected = fit_head(exact, bound=4.0).weights
+            heads = (fit_head(noisy, bound=4.0, noise=known).weights for known in (0.0, scale))
+            found = [np.linalg.norm(head - expected) / np.linalg.norm(expected) for head in heads]
+            far = np.maximum(far, found)
+    assert far[0] > 5
+    assert far[1] < 0.7
+
+
 def test_caps_scale_both_moments_by_one_factor() -> None:
     caps = tightest(np.array([4.0, 3.0, 2.0]), np.array([2.0, 6.0, np.inf]))
     assert caps == pytest.approx([2.0, 1.5, 1.0])

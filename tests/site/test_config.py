@@ -295,6 +295,19 @@ def test_the_targets_own_file_is_checked_as_the_federations_is(file: Path, tmp_p
     assert caught.value.key == ("training.personal-layers" if rule == "fedrep" else "strategy.rule")
 
 
+@pytest.mark.parametrize(("rule", "of_file", "known"), [("analytic", 0, 1.5), ("analytic", 2, 2), ("fedgp_auto", 0, 0)])
+def test_the_target_knows_the_noise_of_second_moments(
+    file: Path, tmp_path: Path, rule: str, of_file: float, known: float
+) -> None:
+    chosen = [f"strategy.rule={rule}", f"strategy.source-noise={of_file}", "training.source.dp.noise-multiplier=1.5"]
+    chosen += ["strategy.rounds=1", "strategy.warm-up-rounds=0"] if rule == "analytic" else []
+    config, own = load_federation(file, chosen), tmp_path / "aggregator.toml"
+    own.write_text(aggregator_toml(config, tmp_path / "kit", tmp_path / "run", 0))
+    assert load_aggregator(own).strategy.source_noise == known
+    assert config.target_strategy.source_noise == known
+    assert ("source-noise" in kit_settings_toml(config, config.federation.target, "localhost:1")) == (known > 0)
+
+
 def test_each_sites_policy_permits_what_the_file_says_of_it(file: Path) -> None:
     overrides = [
         'federation.sources=["a", "b", "c", "d"]',

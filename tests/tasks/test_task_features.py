@@ -256,7 +256,7 @@ class TestSeveralLabels:
         features, targets = head_rows(north, north.initial_model())
         assert set(np.unique(targets)) == {-1, 1}
         fitted = HeadFitter(clinic, 1.0).fit(
-            clinic.initial_model(), Moments.of(features, targets, bound=1.0).means(), len(features)
+            clinic.initial_model(), Moments.of(features, targets, bound=1.0).means(), len(features), 1
         )
         report = clinic.evaluate(fitted.vector, test)
         assert min(report.metrics[name] for name in ("accuracy", "balanced_accuracy", "auroc")) > 0.9

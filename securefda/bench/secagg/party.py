@@ -36,7 +36,7 @@ from securefda.bench.resources import PeakGrowth
 from securefda.bench.secagg.job import CLIP, K_MIN, ROUNDS, SAMPLES, TARGET, Job, update_of
 from securefda.bootstrap import Member, credentials_of, endpoint_of, source_of_pin, witness_of
 from securefda.errors import PolicyRefusal, SecureFdaError
-from securefda.machine import map_large_blocks
+from securefda.machine import map_large_blocks, raise_descriptor_limit
 from securefda.operations.progress import SilentReporter
 from securefda.operations.records import JOIN_PHASE, RoundLine, SiteLine
 from securefda.protocol.messages import (
@@ -63,7 +63,7 @@ from securefda.training.round_progress import ProgressObserver
 from securefda.transport.aggregator_server import AggregatorServer
 from securefda.transport.client import SourceChannel
 from securefda.transport.event_loop import in_thread
-from securefda.transport.limits import TransportSettings
+from securefda.transport.limits import ConnectionLimits, TransportSettings
 from securefda.transport.observer import Direction
 from securefda.transport.peer import Traffic
 
@@ -214,6 +214,7 @@ class _Aggregator:
             partial(source_of_pin, self._kit),
             run_id=self._run_id,
             settings=transport_of(job),
+            connections=ConnectionLimits.of(job.sources, raise_descriptor_limit()),
         )
         self._runs = 0
 

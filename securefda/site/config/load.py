@@ -17,7 +17,7 @@ from securefda.errors import ConfigError
 from securefda.parse import MAX_NESTING, BeyondBounds, toml_table
 from securefda.protocol.header_checks import threshold_is_sound
 from securefda.protocol.messages import Visibility
-from securefda.rules import Estimator, Gain, Strategy
+from securefda.rules import Estimator, Gain, Rule, Strategy
 from securefda.settings import Settings, SettingsT, check, kebab_case, known_keys, parse_settings, read_toml
 from securefda.site.config.sections import (
     MAX_PORT,
@@ -55,6 +55,14 @@ class FederationConfig(Settings):
     transport: TransportSection = TransportSection()
     logging: LoggingSection = LoggingSection()
     metrics: MetricsSection = MetricsSection()
+
+    @property
+    def target_strategy(self) -> StrategySection:
+        """The strategy as the target's own settings have it: they do not say how the sources train."""
+        noise = self.training.source.dp.noise_multiplier
+        if not noise or self.strategy.source_noise or not Rule(self.strategy.rule).adds_moments:
+            return self.strategy
+        return self.strategy.model_copy(update={"source_noise": noise})
 
     @check
     def _a_session_can_succeed(self) -> Self:

@@ -191,6 +191,11 @@ class RuleSection(_DeclaredSettings, declared_by=RulePlan):
     helps where rows look different at the target and classes are as frequent there as at the sources; elsewhere it
     harms. The released model then depends on that mean."""
 
+    source_noise: Annotated[float, Field(ge=0)] = 0.0
+    """Noise multiplier with which the sources train under `analytic`, so that the target can take the noise off their
+    sum. A federation's file leaves it at 0, and takes it from `training.source.dp`. With 0 the target estimates it,
+    which works less well where rows have few numbers."""
+
 
 class StrategySection(RuleSection, declared_by=Strategy):
     """The strategy that turns updates into the next model, as ``securefda.rules.strategy.Strategy``."""
@@ -733,12 +738,7 @@ def require_fit(
     if rule.releases_features and not target.release_features:
         why = f"is false, and {rule} sends features of {strategy.feature_rows} of the target's rows to every source"
         raise ConfigError(f"{table}.release-features", why, hint="set it to true, or another strategy.rule")
-    if strategy.class_weights != "none" and not rule.adds_moments:
-        why = f'is "{strategy.class_weights}", and {rule} does not fit a head by least squares'
-        raise ConfigError("strategy.class-weights", why, hint=f'set it to "none", or strategy.rule = "{Rule.ANALYTIC}"')
-    if strategy.align_moments != "none" and not (rule.adds_moments and target.labels == "none"):
-        why = f'is "{strategy.align_moments}", and applies only under {Rule.ANALYTIC} to a target without labels'
-        raise ConfigError("strategy.align-moments", why, hint=f'set it to "none", or {table}.labels to "none"')
+    _require_moments(strategy, rule, table, target)
     _require_no_noise(rule, sides)
     for key, side in sides.items():
         if rule is Rule.FEDREP and not side.personal_layers:
@@ -776,6 +776,19 @@ def require_fit(
         key, what = ("strategy.rule", rule) if rule.is_personal else ("strategy.head", asked.head)
         hint = f"set {table}.dp.noise-multiplier = 0, or another {key.partition('.')[2]}"
         raise ConfigError(key, f"{what} uses the target's rows beyond what is charged for", hint=hint)
+
+
+def _require_moments(strategy: StrategySection, rule: Rule, table: str, target: TargetTrainingSection) -> None:
+    """Check that settings of the analytic rule are set for it alone."""
+    if strategy.class_weights != "none" and not rule.adds_moments:
+        why = f'is "{strategy.class_weights}", and {rule} does not fit a head by least squares'
+        raise ConfigError("strategy.class-weights", why, hint=f'set it to "none", or strategy.rule = "{Rule.ANALYTIC}"')
+    if strategy.align_moments != "none" and not (rule.adds_moments and target.labels == "none"):
+        why = f'is "{strategy.align_moments}", and applies only under {Rule.ANALYTIC} to a target without labels'
+        raise ConfigError("strategy.align-moments", why, hint=f'set it to "none", or {table}.labels to "none"')
+    if strategy.source_noise and not rule.adds_moments:
+        why = f"is {strategy.source_noise:g}, and {rule} adds no second moments of rows"
+        raise ConfigError("strategy.source-noise", why, hint=f'set it to 0, or strategy.rule = "{Rule.ANALYTIC}"')
 
 
 def _require_no_noise(rule: Rule, sides: Mapping[str, TrainingSection]) -> None:

@@ -213,7 +213,7 @@ def _aggregator(config: FederationConfig, process: ProcessSection) -> Aggregator
     return AggregatorConfig(
         aggregator=process,
         task=config.task,
-        strategy=config.strategy,
+        strategy=config.target_strategy,
         training=config.training.target,
         privacy=config.privacy,
         session=config.session,
