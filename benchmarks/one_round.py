@@ -173,8 +173,9 @@ def fitted(
         sums = sum(part.means() * part.rows + random.normal(size=part.means().size) * deviation for part in parts)
         rows = sum(part.rows for part in parts)
         whole = Moments.from_means(sums / rows, width=features.shape[1], outputs=codes.shape[1], rows=rows)
-        found[f"no labels{ending}"] = fit_head(whole, bound=data.bound)
-        found[f"labels{ending}"] = fit_head(whole, features, codes, bound=data.bound)
+        how = {"bound": data.bound, "noise": deviation * math.sqrt(len(parts))}
+        found[f"no labels{ending}"] = fit_head(whole, **how)
+        found[f"labels{ending}"] = fit_head(whole, features, codes, **how)
     return drawn, found
 
 
