@@ -56,7 +56,7 @@ _MASKING = {
 _RULE = {
     source_round: ("aligned_update", "contribution_at_source", "capped_and_encoded"),
     ClearUpdates: ("_evaluate",),
-    model: ("total_of", "update_of"),
+    model: ("round_total", "round_update"),
 }
 TIMED: dict[str, dict[Any, tuple[str, ...]]] = {
     "masking": _MASKING,

@@ -16,7 +16,7 @@ from securefda.aggregator.sums import PartialSum, RoundSum
 from securefda.aggregator.target import TargetOutput, error_units
 from securefda.errors import FaultySourceError, QuorumLost, SecureFdaError, SourceAborted
 from securefda.operations.summary_text import work_phase
-from securefda.protocol import aggregator_session as session_steps
+from securefda.protocol import aggregator_session
 from securefda.protocol.aggregator_session import AggregatorSession
 from securefda.protocol.encoding import decode_statistics
 from securefda.protocol.envelope_checks import envelope_fault
@@ -75,7 +75,9 @@ class Attempt:
         self._before_release, self._released = before_release, False
         self._units = error_units(target, header.rule.select)
         self._in_clear, self._masked = frozenset(header.at(Visibility.INDIVIDUAL)), frozenset(header.masked)
-        self._state: session_steps.Collecting | None = session_steps.open_session(session) if self._masked else None
+        self._state: aggregator_session.Collecting | None = (
+            aggregator_session.open_session(session) if self._masked else None
+        )
         self._updates = ClearUpdates(session, self.terms, target, self._units) if self._in_clear else None
         self._masked_outcome: RoundSum | SecureFdaError | None = None
         self._clear_outcome: PartialSum | SecureFdaError | None = None
@@ -98,7 +100,7 @@ class Attempt:
         does not shorten the time that the others have to train.
         """
         trains_first = self.header.body.graph is not None
-        phase = session_steps.CollectingKeys if trains_first else session_steps.CollectingShares
+        phase = aggregator_session.CollectingKeys if trains_first else aggregator_session.CollectingShares
         return self._state is None or isinstance(self._state, phase)
 
     @property
@@ -136,7 +138,7 @@ class Attempt:
     @property
     def silent(self) -> frozenset[int]:
         """The sources whose missing nonces ended the attempt, if that was the cause; retry without them."""
-        ended_for_it = isinstance(self._state, session_steps.CollectingNonces) and not self._masking
+        ended_for_it = isinstance(self._state, aggregator_session.CollectingNonces) and not self._masking
         return self._state.waiting_for if self._state is not None and ended_for_it else frozenset()
 
     @property
@@ -148,7 +150,7 @@ class Attempt:
         """Length of the vector that this source may upload now, in bytes; 0 for none."""
         if index in self._awaited_in_clear():
             return 4 * self.header.body.n_summed
-        if isinstance(self._state, session_steps.CollectingInputs) and index in self._awaited_in_session():
+        if isinstance(self._state, aggregator_session.CollectingInputs) and index in self._awaited_in_session():
             return self._state.input_bytes(index)
         return 0
 
@@ -259,7 +261,7 @@ class Attempt:
                 sends += self._abort_all(self._masked, phase.step, error)
         return sends
 
-    def _require_enough_left(self, state: session_steps.Collecting) -> None:
+    def _require_enough_left(self, state: aggregator_session.Collecting) -> None:
         """Fail at once if too few sources are left; those that could still answer do not count as missing."""
         able = set(state.received) | self._awaited_in_session()
         if len(able) < self._session.threshold:
@@ -268,30 +270,30 @@ class Attempt:
             )
             raise QuorumLost(self.phase, self._session.threshold, have, missing)
 
-    def _close_keys(self, state: session_steps.CollectingKeys) -> list[Send]:
-        self._state, key_list = session_steps.close_keys(state, self.gone)
+    def _close_keys(self, state: aggregator_session.CollectingKeys) -> list[Send]:
+        self._state, key_list = aggregator_session.close_keys(state, self.gone)
         return self._to_all(self._state.u1, key_list)
 
-    def _close_nonces(self, state: session_steps.CollectingNonces) -> list[Send]:
-        self._state, neighbours = session_steps.close_nonces(state)
+    def _close_nonces(self, state: aggregator_session.CollectingNonces) -> list[Send]:
+        self._state, neighbours = aggregator_session.close_nonces(state)
         return self._to_each(neighbours)
 
-    def _close_shares(self, state: session_steps.CollectingShares) -> list[Send]:
-        self._state, deliveries = session_steps.close_shares(state)
+    def _close_shares(self, state: aggregator_session.CollectingShares) -> list[Send]:
+        self._state, deliveries = aggregator_session.close_shares(state)
         self._release()
         return self._give_up(set(state.received) - self._state.u2, Step.SHARES) + self._to_each(deliveries)
 
-    def _close_inputs(self, state: session_steps.CollectingInputs) -> list[Send]:
-        self._state, lists = session_steps.close_inputs(state)
+    def _close_inputs(self, state: aggregator_session.CollectingInputs) -> list[Send]:
+        self._state, lists = aggregator_session.close_inputs(state)
         given_up = self._give_up(set(state.received) - self._state.survivors, Step.SURVIVORS)
         return given_up + self._to_all(self._state.survivors, lists)
 
-    def _close_signatures(self, state: session_steps.CollectingSignatures) -> list[Send]:
-        self._state, shown = session_steps.close_signatures(state)
+    def _close_signatures(self, state: aggregator_session.CollectingSignatures) -> list[Send]:
+        self._state, shown = aggregator_session.close_signatures(state)
         return self._to_each(shown) if isinstance(shown, Mapping) else self._to_all(self._state.asked, shown)
 
-    def _close_unmask(self, state: session_steps.CollectingUnmask) -> list[Send]:
-        opened = session_steps.close_unmask(state)
+    def _close_unmask(self, state: aggregator_session.CollectingUnmask) -> list[Send]:
+        opened = aggregator_session.close_unmask(state)
         self._alarms.extend(opened.faults)
         partial_sums = tuple(
             PartialSum(
@@ -406,28 +408,28 @@ class _Phase:
     message: type
     step: Step
     name: str
-    add: Callable[..., session_steps.Collecting]
+    add: Callable[..., aggregator_session.Collecting]
     close: Callable[[Attempt, Any], list[Send]]
 
 
 _PHASES: Mapping[type, _Phase] = {
-    session_steps.CollectingKeys: _Phase(
-        Advertise, Step.ADVERTISE, "R0 advertise", session_steps.add_advertise, Attempt._close_keys
+    aggregator_session.CollectingKeys: _Phase(
+        Advertise, Step.ADVERTISE, "R0 advertise", aggregator_session.add_advertise, Attempt._close_keys
     ),
-    session_steps.CollectingNonces: _Phase(
-        Nonce, Step.ADVERTISE, "R0 nonces", session_steps.add_nonce, Attempt._close_nonces
+    aggregator_session.CollectingNonces: _Phase(
+        Nonce, Step.ADVERTISE, "R0 nonces", aggregator_session.add_nonce, Attempt._close_nonces
     ),
-    session_steps.CollectingShares: _Phase(
-        ShareBundle, Step.SHARES, "R1 shares", session_steps.add_shares, Attempt._close_shares
+    aggregator_session.CollectingShares: _Phase(
+        ShareBundle, Step.SHARES, "R1 shares", aggregator_session.add_shares, Attempt._close_shares
     ),
-    session_steps.CollectingInputs: _Phase(
-        MaskedInput, Step.MASKED_INPUT, "R2 masked input", session_steps.add_input, Attempt._close_inputs
+    aggregator_session.CollectingInputs: _Phase(
+        MaskedInput, Step.MASKED_INPUT, "R2 masked input", aggregator_session.add_input, Attempt._close_inputs
     ),
-    session_steps.CollectingSignatures: _Phase(
-        SurvivorSignature, Step.SURVIVORS, "R3 survivors", session_steps.add_signature, Attempt._close_signatures
+    aggregator_session.CollectingSignatures: _Phase(
+        SurvivorSignature, Step.SURVIVORS, "R3 survivors", aggregator_session.add_signature, Attempt._close_signatures
     ),
-    session_steps.CollectingUnmask: _Phase(
-        Unmask, Step.UNMASK, "R4 unmask", session_steps.add_unmask, Attempt._close_unmask
+    aggregator_session.CollectingUnmask: _Phase(
+        Unmask, Step.UNMASK, "R4 unmask", aggregator_session.add_unmask, Attempt._close_unmask
     ),
 }
 """The session's phases, in their order."""

@@ -1,8 +1,12 @@
-"""The global model of a run at the aggregator: the target trains it, each round updates it, the store keeps it."""
+"""The global model of a run at the aggregator: the target trains it, each round updates it, the store keeps it.
+
+The opened sums of an attempt give V, w and n of the round's rule (:func:`round_total`). These give the round's update
+(:func:`round_update`), which moves the model (:meth:`RunModel.change_by`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import cast
@@ -12,55 +16,52 @@ import numpy as np
 from securefda.aggregator.folds import WARM_TARGET, FoldedTraining, Folds, chosen
 from securefda.aggregator.headers import AttemptPosition, SessionPlan, make_header, n_max_for
 from securefda.aggregator.ranges import WordFormat, format_for, narrowest, peaks_after, sum_kind
-from securefda.aggregator.rounds import (
-    CurrentRound,
-    RoundTotal,
-    is_silenced,
-    largest_factor,
-    sources_length_of,
-    total_of,
-    update_of,
-)
+from securefda.aggregator.receipts import Receipts
+from securefda.aggregator.rounds import CurrentRound, is_silenced, largest_factor
 from securefda.aggregator.site import RunSettings, TargetSite
 from securefda.aggregator.store import AggregatorStore, KeptPeaks, KeptResult, Position, RoundRequest, TargetRelease
-from securefda.aggregator.sums import RoundSum
-from securefda.aggregator.target import TargetFeatures, TargetRound, summed_sizes, train_target, vectors_for
-from securefda.errors import FaultySourceError
+from securefda.aggregator.sums import RoundSum, RoundTotal
+from securefda.aggregator.target import (
+    TargetFeatures,
+    TargetOutput,
+    TargetRound,
+    evaluate_at_target,
+    summed_sizes,
+    train_target,
+    vectors_for,
+)
 from securefda.operations.notes import Note
 from securefda.operations.progress import Reporter
 from securefda.operations.records import RULES_WITHOUT_SOURCES, ChosenMetric
 from securefda.operations.summary_text import head_text, silenced_text
 from securefda.protocol.down_link import rounded
 from securefda.protocol.encoding import Vector64, vector_to_wire
-from securefda.protocol.envelope_checks import envelope_fault
-from securefda.protocol.messages import (
-    NO_CONTEXT,
-    NO_SESSION,
-    Body,
-    Envelope,
-    Goodbye,
-    Granularity,
-    Header,
-    MissedResult,
-    Parcel,
-    Receipt,
-    Result,
-    Send,
-    Signed,
-    Visibility,
+from securefda.protocol.messages import Goodbye, Granularity, Header, Parcel, Result, Signed, Visibility
+from securefda.protocol.weighed_contribution import (
+    FaultySum,
+    RoundTerms,
+    alignment_of_share,
+    check_kept,
+    check_sum,
+    clip_contribution,
+    terms_of,
 )
-from securefda.protocol.weighed_contribution import FaultySum, RoundTerms, terms_of
 from securefda.rules import (
     STEP_SHARES,
+    ContributionSum,
+    DeltaErrors,
     Projection,
+    RoundPlan,
     Rule,
     ServerState,
     best_share,
+    combine,
     cosine,
     partial_step,
     round_plan,
     server_step,
     share_of,
+    sources_length,
 )
 from securefda.task_metric import ACCURACY
 from securefda.tasks import Samples
@@ -68,65 +69,77 @@ from securefda.training import Evaluation, Vector
 from securefda.training.head import HeadFitter
 
 
-class Receipts:
-    """The last result of a run and the receipts for it, kept in the store so that they survive a restart."""
+def round_total(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> RoundTotal:
+    """Add up the sums of all visibility levels.
 
-    def __init__(self, site: TargetSite, store: AggregatorStore, run_id: bytes) -> None:
-        self._site, self._store, self._run_id = site, store, run_id
-        self._last: KeptResult | None = None
-        self._given: dict[int, Signed[Receipt]] = {}
+    At ``sum`` and ``individual``, the rule was already evaluated for each source. For a cohort it is evaluated here, on
+    the cohort's mean as if that were one source. Where only estimates are aligned, that source has the cohort's mean
+    share of alignment.
 
-    def restore(self) -> None:
-        """Load the last result and its receipts from the store."""
-        self._last = self._store.last_result()
-        if self._last is None:
-            return
-        outside, body = self._last.result.envelope, self._expected(self._last)
-        for sender, signed_bytes, signature in self._store.receipts():
-            envelope = Envelope(session_id=outside.session_id, sender=sender, context=outside.context, body=body)
-            self._given[sender] = Signed(envelope, signed_bytes, signature)
+    Raises:
+        FaultySum: honest contributions cannot give one of the sums.
+    """
+    for partial in sums.partial_sums:
+        if not partial.statistics.weight > 0:
+            raise FaultySum("a sum has no samples")
+        check_sum(terms, partial.vector, partial.statistics.weight, len(partial.members))
+    match sums.partial_sums:
+        case [only] if only.level is not Visibility.COHORT:  # it is the total: a copy would be as long as the model
+            of_only = only.statistics
+            total = RoundTotal(only.vector, of_only.kept, of_only.weight, of_only.errors)
+        case _:
+            total = _added_up(terms, target, sums)
+    check_kept(terms.plan, total.kept, total.samples)
+    means = total.errors.times(1 / total.samples) if terms.plan.select and total.errors and total.samples else None
+    return replace(total, errors=means)
 
-    def numbered(self, round_number: int, result: Signed[Result]) -> KeptResult:
-        """The next result with its number, before it is stored."""
-        return KeptResult(round_number, 1 if self._last is None else self._last.number + 1, result)
 
-    def replace_last(self, kept: KeptResult) -> None:
-        """Note that the result is in the store. Receipts for the one before are no longer needed."""
-        self._last, self._given = kept, {}
+def _added_up(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> RoundTotal:
+    """The total of several sums or of cohorts, its errors weighted by samples."""
+    total, errors = ContributionSum(terms.header.n_summed), DeltaErrors(0.0, 0.0, 0.0)
+    for partial in sums.partial_sums:
+        if partial.level is Visibility.COHORT:
+            samples = partial.statistics.weight
+            share = partial.statistics.kept / samples
+            alignment = alignment_of_share(share) if terms.plan.aligns_estimates_only else 1.0
+            contribution = evaluate_at_target(terms, target, partial.vector / samples, alignment)
+            clip_contribution(terms.header, contribution)
+            total.add(contribution, samples)
+            found = contribution.errors and contribution.errors.times(samples)
+        else:
+            total.add_sum(partial.vector, partial.statistics.kept, partial.statistics.weight)
+            found = partial.statistics.errors
+        errors = errors.plus(found) if found else errors
+    return RoundTotal(total.vector, total.kept, total.samples, errors)
 
-    def take(self, message: Signed[Body]) -> None:
-        """Take a receipt for the last result. A late receipt for an earlier result is discarded.
 
-        Raises:
-            FaultySourceError: it is malformed, or for the last result's session but not for that result.
-        """
-        last, index = self._last, message.sender
-        if last is None or message.envelope.session_id != last.result.envelope.session_id:
-            return
-        name, roster = self._site.name(index), self._site.roster
-        outside = {"session_id": last.result.envelope.session_id, "context": last.result.envelope.context}
-        fault = envelope_fault(message, kind=Receipt, roster=roster, sender=index, **outside)
-        if fault:
-            raise FaultySourceError(name, fault, "Receipt")
-        if message.body != self._expected(last):
-            raise FaultySourceError(name, "RECEIPT", "not for the last result")
-        receipt = message.of(Receipt)
-        if receipt and index not in self._given:
-            self._given[index] = receipt
-            self._store.keep_receipt(receipt)
+def round_update(rule: Rule, total: RoundTotal, target: TargetRound | None, max_samples: int) -> Vector64:
+    """The round's update of the model from the sums, float64, followed by the mean pull if the rule has one."""
+    target_samples = target.result.samples / max_samples if target and rule is Rule.FEDAVG else None
+    update = combine(
+        rule,
+        total.vector,
+        total.kept,
+        total.samples,
+        target_update=target.result.update if target else None,
+        target_samples=target_samples,
+    )
+    return update.astype(np.float64, copy=False)
 
-    def missed_results_for(self, participants: Iterable[int]) -> list[Send]:
-        """The last result with all its receipts, to be sent to participants of the next attempt that missed it."""
-        missing = [index for index in participants if index not in self._given]
-        if self._last is None or not missing:
-            return []
-        body = MissedResult(self._last.result, tuple(self._given[index] for index in sorted(self._given)))
-        message = self._site.signer.sign(NO_SESSION, NO_CONTEXT, body)
-        return [Send(index, Parcel(message)) for index in missing]
 
-    def _expected(self, last: KeptResult) -> Receipt:
-        result = last.result
-        return Receipt(self._run_id, last.round, last.number, result.digest(), result.body.model_digest)
+def sources_length_of(
+    plan: RoundPlan, total: RoundTotal, target: TargetRound | None, max_samples: int, sizes: Sequence[int]
+) -> float:
+    """The length of the sources' part of the round's step; a pull on features is no part of it."""
+    return sources_length(
+        plan,
+        total.vector[: sum(sizes)],
+        total.kept,
+        total.samples,
+        target_update=target.result.update if target else None,
+        target_samples=target.result.samples / max_samples if target and plan.rule is Rule.FEDAVG else None,
+        layers=sizes,
+    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -305,9 +318,9 @@ class RunModel:
             FaultySum: honest contributions cannot give a sum. The masks hide the faulty source, so none is named.
         """
         began = self._site.clock()
-        total, server = total_of(terms, current.target, sums), self._server
+        total, server = round_total(terms, current.target, sums), self._server
         max_samples, sizes = self._settings.max_samples, self._site.trainer.sizes
-        update = update_of(current.plan.rule, total, current.own, max_samples)
+        update = round_update(current.plan.rule, total, current.own, max_samples)
         if isinstance(current.target, TargetFeatures):
             update = current.target.followed(update)
         if isinstance(current.target, HeadFitter):
@@ -377,7 +390,7 @@ class RunModel:
         own, rule, most = current.own, current.plan.rule, self._settings.max_samples
 
         def rule_update(update: Vector) -> Vector64:
-            return update_of(rule, total, own and own.with_update(update), most)
+            return round_update(rule, total, own and own.with_update(update), most)
 
         folded = folds.finish(self._run_id.hex(), current.number, trained, rule_update)
         current.fold_losses, current.chosen = folded.losses, chosen(folded.losses, self._store.records())

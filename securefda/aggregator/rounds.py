@@ -1,12 +1,9 @@
-"""A round at the aggregator: its state, the update computed from its opened sums, and its line in the run's records.
-
-The opened sums of an attempt give V, w and n of the round's rule, and these give the update of the model.
-"""
+"""A round at the aggregator: its state, its line in the run's records, and what earlier lines say of the next round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal
@@ -17,112 +14,13 @@ from securefda.aggregator.folds import FoldedTraining
 from securefda.aggregator.ranges import sum_kind
 from securefda.aggregator.site import ByteCounts, TargetSite
 from securefda.aggregator.store import RoundRequest
-from securefda.aggregator.sums import PartialSum, RoundSum
-from securefda.aggregator.target import TargetOutput, TargetRound, attention_of, evaluate_at_target
+from securefda.aggregator.sums import PartialSum, RoundSum, RoundTotal
+from securefda.aggregator.target import TargetOutput, TargetRound, attention_of
 from securefda.operations.records import NO_PART, Candidate, RoundLine, SeenLine
-from securefda.protocol.encoding import Vector64, vector_to_wire
+from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.messages import Header, Visibility
-from securefda.protocol.weighed_contribution import (
-    FaultySum,
-    RoundTerms,
-    alignment_of_share,
-    check_kept,
-    check_sum,
-    clip_contribution,
-)
-from securefda.rules import ContributionSum, DeltaErrors, RoundPlan, Rule, combine, sources_length
+from securefda.rules import RoundPlan, Rule
 from securefda.training import Vector
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class RoundTotal:
-    """V (float64, (m,)), w and n of the rules, in units of the header's ``max_samples``.
-
-    ``errors`` are the estimated errors of the rules, means over the samples; None if the round asks for none.
-    """
-
-    vector: Vector64
-    kept: float
-    samples: float
-    errors: DeltaErrors | None = None
-
-    @property
-    def mean_beta(self) -> float:
-        """Mean of beta, weighted by samples: 1 - w/n."""
-        return 1.0 - self.kept / self.samples
-
-
-def total_of(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> RoundTotal:
-    """Add up the sums of all visibility levels.
-
-    At ``sum`` and ``individual``, the rule was already evaluated for each source. For a cohort it is evaluated here, on
-    the cohort's mean as if that were one source. Where only estimates are aligned, that source has the cohort's mean
-    share of alignment.
-
-    Raises:
-        FaultySum: honest contributions cannot give one of the sums.
-    """
-    for partial in sums.partial_sums:
-        if not partial.statistics.weight > 0:
-            raise FaultySum("a sum has no samples")
-        check_sum(terms, partial.vector, partial.statistics.weight, len(partial.members))
-    match sums.partial_sums:
-        case [only] if only.level is not Visibility.COHORT:  # it is the total: a copy would be as long as the model
-            of_only = only.statistics
-            total = RoundTotal(only.vector, of_only.kept, of_only.weight, of_only.errors)
-        case _:
-            total = _added_up(terms, target, sums)
-    check_kept(terms.plan, total.kept, total.samples)
-    means = total.errors.times(1 / total.samples) if terms.plan.select and total.errors and total.samples else None
-    return replace(total, errors=means)
-
-
-def _added_up(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) -> RoundTotal:
-    """The total of several sums or of cohorts, its errors weighted by samples."""
-    total, errors = ContributionSum(terms.header.n_summed), DeltaErrors(0.0, 0.0, 0.0)
-    for partial in sums.partial_sums:
-        if partial.level is Visibility.COHORT:
-            samples = partial.statistics.weight
-            share = partial.statistics.kept / samples
-            alignment = alignment_of_share(share) if terms.plan.aligns_estimates_only else 1.0
-            contribution = evaluate_at_target(terms, target, partial.vector / samples, alignment)
-            clip_contribution(terms.header, contribution)
-            total.add(contribution, samples)
-            found = contribution.errors and contribution.errors.times(samples)
-        else:
-            total.add_sum(partial.vector, partial.statistics.kept, partial.statistics.weight)
-            found = partial.statistics.errors
-        errors = errors.plus(found) if found else errors
-    return RoundTotal(total.vector, total.kept, total.samples, errors)
-
-
-def update_of(rule: Rule, total: RoundTotal, target: TargetRound | None, max_samples: int) -> Vector64:
-    """The round's update of the model from the sums, float64, followed by the mean pull if the rule has one."""
-    target_samples = target.result.samples / max_samples if target and rule is Rule.FEDAVG else None
-    update = combine(
-        rule,
-        total.vector,
-        total.kept,
-        total.samples,
-        target_update=target.result.update if target else None,
-        target_samples=target_samples,
-    )
-    return update.astype(np.float64, copy=False)
-
-
-def sources_length_of(
-    plan: RoundPlan, total: RoundTotal, target: TargetRound | None, max_samples: int, sizes: Sequence[int]
-) -> float:
-    """The length of the sources' part of the round's step; a pull on features is no part of it."""
-    return sources_length(
-        plan,
-        total.vector[: sum(sizes)],
-        total.kept,
-        total.samples,
-        target_update=target.result.update if target else None,
-        target_samples=target.result.samples / max_samples if target and plan.rule is Rule.FEDAVG else None,
-        layers=sizes,
-    )
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from securefda.errors import ConfigError
 from securefda.parse import json_value
 from securefda.protocol.encoding import Vector64, vector_to_wire
 from securefda.protocol.messages import Envelope, Header, Receipt, Result, Signed, Visibility
-from securefda.protocol.transcript import round_terms
+from securefda.protocol.transcript import round_terms_digest
 from securefda.rules import ServerState
 from securefda.state_file import RunStore, insert_personal
 from securefda.training import Vector
@@ -49,7 +49,7 @@ CREATE TABLE target_releases (
 
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
-    """What all attempts at a round ask of the sources: ``round_terms`` of the header, and whether any is at ``sum``."""
+    """What all attempts at a round ask of the sources: the digest of its terms, and whether any is at ``sum``."""
 
     terms: bytes
     at_sum: bool
@@ -57,7 +57,7 @@ class RoundRequest:
     @classmethod
     def of(cls, header: Header) -> RoundRequest:
         """What a header asks for."""
-        return cls(round_terms(header), bool(header.at(Visibility.SUM)))
+        return cls(round_terms_digest(header), bool(header.at(Visibility.SUM)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What an attempt at a round ends with: sums over some of its sources."""
+"""What an attempt at a round ends with: sums over some of its sources, and V, w and n of the rules over all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from securefda.protocol.encoding import AggregateStatistics, Vector64
 from securefda.protocol.messages import Update, Visibility
+from securefda.rules import DeltaErrors
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,3 +53,21 @@ class RoundSum:
         """Number of sources in masked sums, which each of them can check; if there is none, of updates in clear."""
         masked = [len(one.members) for one in self.partial_sums if one.level is not Visibility.INDIVIDUAL]
         return sum(masked) if masked else len(self.survivors)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RoundTotal:
+    """V (float64, (m,)), w and n of the rules, in units of the header's ``max_samples``.
+
+    ``errors`` are the estimated errors of the rules, means over the samples; None if the round asks for none.
+    """
+
+    vector: Vector64
+    kept: float
+    samples: float
+    errors: DeltaErrors | None = None
+
+    @property
+    def mean_beta(self) -> float:
+        """Mean of beta, weighted by samples: 1 - w/n."""
+        return 1.0 - self.kept / self.samples

@@ -10,14 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
+import numpy as np
+
 from securefda.errors import FaultyAggregatorError
-from securefda.protocol.encoding import N_STATISTICS, EncodedLayer, Quantisation
+from securefda.protocol.encoding import N_STATISTICS, EncodedLayer, Quantisation, Vector, vector_from_wire
 from securefda.protocol.envelope_checks import envelope_fault, require
 from securefda.protocol.graph import graph_fault
-from securefda.protocol.messages import GRAM_LAYER, NO_CONTEXT, PULL_LAYER, Header, Signed, Visibility
+from securefda.protocol.messages import GRAM_LAYER, NO_CONTEXT, PULL_LAYER, Header, Parcel, Signed, Visibility
 from securefda.protocol.packing import WORD_BITS
 from securefda.protocol.roster import Roster
-from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes, round_terms, sum_terms
+from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes, round_terms_digest, sum_terms
 from securefda.rules import Rule, moments_length
 
 # --- thresholds and counting rules, as inequalities that both sides evaluate -----------------------------------------
@@ -124,7 +126,7 @@ class History:
         released: a masked input or an update of this (run, round) may have left already.
         results: accepted results of this run, oldest first.
         other_run: a header of another run was accepted already.
-        last_terms: ``round_terms`` of the last accepted header; None before the first.
+        last_terms: ``round_terms_digest`` of the last accepted header; None before the first.
         sources_keep: ``sources_keep`` of the last accepted header; None before the first.
         ended: the target said that the run is complete.
         sum_terms: ``sum_terms`` of headers of this run after which something may have left, the first for each number
@@ -220,7 +222,7 @@ def _check_freshness(header: Header, history: History) -> None:
         later = f"round {header.round} attempt {header.attempt} after {history.last_position}"
         require(position > history.last_position, "HEADER_ORDER", later)
         # Norm reports leave before the fuse is written. Another attempt must not reveal anything new by them.
-        same = header.round != last_round or history.last_terms in (None, round_terms(header))
+        same = header.round != last_round or history.last_terms in (None, round_terms_digest(header))
         require(same, "HEADER_ORDER", f"another attempt at round {header.round} asks for something else")
     require(not history.released, "RELEASE_FUSE", f"an update of round {header.round} may have left already")
     agreed = history.sources_keep in (None, header.sources_keep)
@@ -406,3 +408,47 @@ def check_vectors(
 def _is_vector(data: bytes | bytearray | memoryview, numbers: int, digest: bytes) -> bool:
     """Whether these are so many float32 with this SHA-256."""
     return len(data) == 4 * numbers and sha256(data).digest() == digest
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckedVectors:
+    """The vectors that came with a header, checked against its digests.
+
+    Attributes:
+        model: float32 (m,).
+        features: of the target's rows, float32 (T, d); None unless the rule compares features.
+        published: g_T or the gradient of the gap, float32 (m,); only for a source at ``sum``, if the header names one.
+    """
+
+    model: Vector
+    features: Vector | None
+    published: Vector | None
+
+
+def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> CheckedVectors:
+    """Check the vectors that came with a header.
+
+    Raises:
+        FaultyAggregatorError: HEADER_MODEL, HEADER_FEATURES or HEADER_TARGET, a vector is not the one that the header
+            names, or is not finite.
+    """
+    came = list(parcel.vectors)
+    model = came.pop(0) if came else b""
+    features = came.pop(0) if came and header.features is not None else None
+    published = came.pop(0) if came else None
+    check_vectors(header, level, model, published, features)
+    weights = _finite(model, "HEADER_MODEL", "the model holds NaN or infinity")
+    rows, target = None, None
+    if features is not None and header.features is not None:
+        flat = _finite(features, "HEADER_FEATURES", "the features of the target hold NaN or infinity")
+        rows = flat.reshape(header.features.rows, header.features.width)
+    if published is not None:
+        target = _finite(published, "HEADER_TARGET", "what came of the target holds NaN or infinity")
+    return CheckedVectors(weights, rows, target)
+
+
+def _finite(data: bytes | bytearray | memoryview, check: str, otherwise: str) -> Vector:
+    vector = vector_from_wire(data)
+    if not np.all(np.isfinite(vector)):
+        raise FaultyAggregatorError(check, otherwise)
+    return vector

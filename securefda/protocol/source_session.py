@@ -358,35 +358,36 @@ def receive_neighbours(
     return _deal(AwaitingShares(session, ctx1, ring, u1, state.secrets, state.nonce), random_bytes)
 
 
-def _deal(ready: AwaitingShares, random_bytes: RandomBytes) -> tuple[AwaitingShares, Signed[ShareBundle]]:
-    """Make R1 from secrets that are still those of the phase before: they move on once it is made.
+def _deal(unsent: AwaitingShares, random_bytes: RandomBytes) -> tuple[AwaitingShares, Signed[ShareBundle]]:
+    """Make R1: for each other holder a sealed pair of shares, perhaps with the norm report; and the nonce.
 
-    An encrypted pair of shares for each other holder, with the norm report for those who read it, and the nonce.
+    The secrets of ``unsent`` are still those of the phase before. They move on once R1 is made: if that fails, the
+    phase before still has them, and they are erased with it.
     """
-    session, me, secrets = ready.session, ready.session.signer.index, ready.secrets
-    pairs, readers = _split(ready, random_bytes), report_readers(session.header.body, me)
-    committed = agreement.report_commitment(secrets.report, own=me, ctx=ready.ctx1) if secrets.report else b""
+    session, me, secrets = unsent.session, unsent.session.signer.index, unsent.secrets
+    pairs, readers = _split(unsent, random_bytes), report_readers(session.header.body, me)
+    committed = agreement.report_commitment(secrets.report, own=me, ctx=unsent.ctx1) if secrets.report else b""
     sealer, boxes = share_boxes.boxes_of(session.header.body, secrets.private), []
-    for peer in sorted(set(ready.u1) - {me}):
-        address = BoxAddress(ready.ctx1, me, peer, report_commitment=committed)
-        report, public = secrets.report if peer in readers else None, ready.u1[peer].box_key
+    for peer in sorted(set(unsent.u1) - {me}):
+        address = BoxAddress(unsent.ctx1, me, peer, report_commitment=committed)
+        report, public = secrets.report if peer in readers else None, unsent.u1[peer].box_key
         try:
             box = sealer.seal(address, public, pairs[peer], report, master=secrets.master, random_bytes=random_bytes)
             boxes.append(ShareBox(peer, box))
         except KeyAgreementError as error:
             raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
     secrets.nonce.erase()
-    following = replace(ready, secrets=secrets.moved({me: pairs.pop(me)}))
+    following = replace(unsent, secrets=secrets.moved({me: pairs.pop(me)}))
     for pair in pairs.values():
         pair.erase()
-    return following, session.sign(ready.ctx1, ShareBundle(tuple(boxes), ready.nonce, committed))
+    return following, session.sign(unsent.ctx1, ShareBundle(tuple(boxes), unsent.nonce, committed))
 
 
-def _split(ready: AwaitingShares, random_bytes: RandomBytes) -> dict[int, SharePair]:
-    threshold, holders = ready.session.header.body.share_threshold, sorted(ready.u1)
+def _split(unsent: AwaitingShares, random_bytes: RandomBytes) -> dict[int, SharePair]:
+    threshold, holders = unsent.session.header.body.share_threshold, sorted(unsent.u1)
     xs = [x_of(holder) for holder in holders]
-    master = split(ready.secrets.master, threshold, xs, random_bytes)
-    self_secret = split(ready.secrets.self_secret, threshold, xs, random_bytes)
+    master = split(unsent.secrets.master, threshold, xs, random_bytes)
+    self_secret = split(unsent.secrets.self_secret, threshold, xs, random_bytes)
     return {holder: SharePair(master[x_of(holder)], self_secret[x_of(holder)]) for holder in holders}
 
 

@@ -50,7 +50,7 @@ def header_context(header: Signed[Header]) -> bytes:
     return header.digest()
 
 
-def round_terms(header: Header) -> bytes:
+def round_terms_digest(header: Header) -> bytes:
     """Digest of everything in a header on which a source's computation depends.
 
     These are the model, the rule, what the target publishes, the encoding and the weights. All attempts at a round must
@@ -82,7 +82,7 @@ def sum_terms(header: Header) -> tuple[tuple[str, str], ...]:
     """What bounds a header's sums, each with the sources for which it must be the same in all rounds of a run.
 
     The cap and the clips may never vary; how many must be there may vary with the number of sources that a header
-    names. Like :func:`round_terms`, this is in no message.
+    names. Like :func:`round_terms_digest`, this is in no message.
     """
     cap, at_sum, clips = header.norm_cap, len(header.at(Visibility.SUM)), header.model_layers
     of_cap = "no norm cap" if cap is None else f"kappa {cap.kappa!r} by {cap.granularity.label}"

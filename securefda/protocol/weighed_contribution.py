@@ -25,11 +25,9 @@ from securefda.protocol.encoding import (
     Vector,
     Vector64,
     encode_statistics,
-    vector_from_wire,
 )
-from securefda.protocol.header_checks import check_vectors
 from securefda.protocol.masking import RingVector
-from securefda.protocol.messages import AttentionTerms, Granularity, Header, Parcel, RuleTerms, TargetTerms, Visibility
+from securefda.protocol.messages import AttentionTerms, Granularity, Header, RuleTerms, TargetTerms, Visibility
 from securefda.protocol.secret import Secret
 from securefda.rules import (
     Contribution,
@@ -135,50 +133,6 @@ def published_statistics(target: TargetTerms) -> TargetStatistics:
         ValueError: the numbers contradict each other.
     """
     return TargetStatistics(target.steps, target.mean_square, target.scatter)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class CheckedVectors:
-    """The vectors that came with a header, checked against its digests.
-
-    Attributes:
-        model: float32 (m,).
-        features: of the target's rows, float32 (T, d); None unless the rule compares features.
-        published: g_T or the gradient of the gap, float32 (m,); only for a source at ``sum``, if the header names one.
-    """
-
-    model: Vector
-    features: Vector | None
-    published: Vector | None
-
-
-def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> CheckedVectors:
-    """Check the vectors that came with a header.
-
-    Raises:
-        FaultyAggregatorError: HEADER_MODEL, HEADER_FEATURES or HEADER_TARGET, a vector is not the one that the header
-            names, or is not finite.
-    """
-    came = list(parcel.vectors)
-    model = came.pop(0) if came else b""
-    features = came.pop(0) if came and header.features is not None else None
-    published = came.pop(0) if came else None
-    check_vectors(header, level, model, published, features)
-    weights = _finite(model, "HEADER_MODEL", "the model holds NaN or infinity")
-    rows, target = None, None
-    if features is not None and header.features is not None:
-        flat = _finite(features, "HEADER_FEATURES", "the features of the target hold NaN or infinity")
-        rows = flat.reshape(header.features.rows, header.features.width)
-    if published is not None:
-        target = _finite(published, "HEADER_TARGET", "what came of the target holds NaN or infinity")
-    return CheckedVectors(weights, rows, target)
-
-
-def _finite(data: bytes | bytearray | memoryview, check: str, otherwise: str) -> Vector:
-    vector = vector_from_wire(data)
-    if not np.all(np.isfinite(vector)):
-        raise FaultyAggregatorError(check, otherwise)
-    return vector
 
 
 # --- align and evaluate -----------------------------------------------------------------------------------------------
@@ -327,10 +281,7 @@ def contribution_at_source(
         statistics = published_statistics(target) if target else None
         apart = is_capped(terms.header, level)
         return evaluate_rule(
-            *(terms, statistics, published, update),
-            alignment=alignment,
-            noise_variance=noise_variance,
-            apart=apart,
+            terms, statistics, published, update, alignment=alignment, noise_variance=noise_variance, apart=apart
         )
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_TARGET", str(error)) from None

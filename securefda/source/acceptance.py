@@ -13,12 +13,11 @@ import numpy as np
 from securefda.audit.witness import CheckpointError
 from securefda.errors import FaultyAggregatorError
 from securefda.protocol.encoding import Vector
-from securefda.protocol.header_checks import check_signed_header, quantisation
+from securefda.protocol.header_checks import check_signed_header, checked_vectors, quantisation
 from securefda.protocol.messages import Header, Parcel, Signed, Visibility
 from securefda.protocol.weighed_contribution import (
     RoundTerms,
     alignment_of,
-    checked_vectors,
     published_statistics,
     weight_of,
 )

@@ -20,7 +20,7 @@ import numpy as np
 from securefda.audit.journal import site_ids
 from securefda.errors import FaultyAggregatorError, TrainingDiverged
 from securefda.operations.records import SiteLine
-from securefda.protocol import source_session as session_steps
+from securefda.protocol import source_session
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.header_checks import quantisation
 from securefda.protocol.masking import RingVector, available_threads
@@ -73,13 +73,13 @@ EXPLODED = 10.0
 """A loss that grows so many times in a round, with an update beyond its clip, is no small clip: training diverges."""
 
 _STEP_OF_PHASE: dict[type, Step] = {
-    session_steps.AwaitingKeyList: Step.ADVERTISE,
-    session_steps.AwaitingRoll: Step.ADVERTISE,
-    session_steps.AwaitingNeighbours: Step.ADVERTISE,
-    session_steps.AwaitingShares: Step.SHARES,
-    session_steps.AwaitingSurvivors: Step.SURVIVORS,
-    session_steps.AwaitingConsistency: Step.UNMASK,
-    session_steps.AwaitingResult: Step.RESULT,
+    source_session.AwaitingKeyList: Step.ADVERTISE,
+    source_session.AwaitingRoll: Step.ADVERTISE,
+    source_session.AwaitingNeighbours: Step.ADVERTISE,
+    source_session.AwaitingShares: Step.SHARES,
+    source_session.AwaitingSurvivors: Step.SURVIVORS,
+    source_session.AwaitingConsistency: Step.UNMASK,
+    source_session.AwaitingResult: Step.RESULT,
     AwaitingClearResult: Step.RESULT,
 }
 
@@ -100,7 +100,7 @@ class SourceRound:
 
     header: Signed[Header]
     number: int
-    phase: session_steps.Phase | AwaitingClearResult
+    phase: source_session.Phase | AwaitingClearResult
     record: SiteLine
     accepted: AcceptedRound | None = None
     pending: WeighedContribution | None = None
@@ -121,11 +121,11 @@ class SourceRound:
         """Seconds to wait for the next message."""
         phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
         match self.phase:
-            case session_steps.AwaitingKeyList() | session_steps.AwaitingRoll():
+            case source_session.AwaitingKeyList() | source_session.AwaitingRoll():
                 return 2 * phase_s + training_s
-            case session_steps.AwaitingShares() if self.header.body.graph is None:  # others may still train
+            case source_session.AwaitingShares() if self.header.body.graph is None:  # others may still train
                 return 2 * phase_s + training_s
-            case session_steps.AwaitingResult():  # the aggregator evaluates the model first, and can train it before
+            case source_session.AwaitingResult():  # the aggregator evaluates the model first, and can train it before
                 return 3 * phase_s + training_s
             case AwaitingClearResult():  # the same, after the others have trained and taken the four later steps
                 return 6 * phase_s + 2 * training_s
@@ -138,7 +138,7 @@ class SourceRound:
     def erase(self) -> None:
         """Erase the secrets of the masking session, if there is one, and the key of the rounding that waits for it."""
         if not isinstance(self.phase, AwaitingClearResult):
-            session_steps.erase(self.phase)
+            source_session.erase(self.phase)
         if self.pending is not None:
             self.pending.rounding.erase()
 
@@ -178,12 +178,12 @@ def begin_round(site: SourceSite, accepted: AcceptedRound) -> Answer:
     if accepted.level is Visibility.INDIVIDUAL:
         return _release_in_clear(site, accepted, _train(site, accepted))
     opened = partial(SourceRound, accepted.header, accepted.origin.number)
-    session = session_steps.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
+    session = source_session.Session(site.signer, site.roster, site.limits, accepted.header, available_threads())
     if accepted.header.body.graph is None:
-        phase, keys = session_steps.advertise(session, site.random_bytes)
+        phase, keys = source_session.advertise(session, site.random_bytes)
         return opened(phase, SiteLine(round=accepted.header.body.round), accepted), Parcel(keys)
     record, pending, target_update = _contribution(site, accepted)
-    phase, keys = session_steps.advertise(session, site.random_bytes)
+    phase, keys = source_session.advertise(session, site.random_bytes)
     return opened(phase, record, pending=pending, target_update=target_update), Parcel(keys)
 
 
@@ -284,7 +284,10 @@ def _clipped(accepted: AcceptedRound, trained: _Trained) -> WeighedContribution:
     """This source's contribution, clipped. It completes the line, and leaves no update behind."""
     header, record = accepted.header.body, trained.record
     contribution = contribution_at_source(
-        *(accepted.terms, accepted.level, accepted.published, trained.update),
+        accepted.terms,
+        accepted.level,
+        accepted.published,
+        trained.update,
         alignment=1.0 if trained.alignment is None else trained.alignment,
         noise_variance=trained.noise_variance,
     )
@@ -316,22 +319,22 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
         FaultyAggregatorError: a check fails, or the message is not what this phase waits for.
     """
     received: Any = message
-    following: session_steps.Phase
+    following: source_session.Phase
     answer: Signed[Body]
     match current.phase, message.body:
-        case session_steps.AwaitingKeyList() as phase, KeyList():
+        case source_session.AwaitingKeyList() as phase, KeyList():
             report = current.pending.report if current.pending else None
             codes = report.codes if report else b""
-            following, answer = session_steps.receive_key_list(phase, received, site.random_bytes, codes)
-        case session_steps.AwaitingRoll() as phase, Roll():
-            following, answer = session_steps.receive_roll(phase, received)
-        case session_steps.AwaitingNeighbours() as phase, Neighbours():
-            following, answer = session_steps.receive_neighbours(phase, received, site.random_bytes)
-        case session_steps.AwaitingShares() as phase, ShareDelivery():
+            following, answer = source_session.receive_key_list(phase, received, site.random_bytes, codes)
+        case source_session.AwaitingRoll() as phase, Roll():
+            following, answer = source_session.receive_roll(phase, received)
+        case source_session.AwaitingNeighbours() as phase, Neighbours():
+            following, answer = source_session.receive_neighbours(phase, received, site.random_bytes)
+        case source_session.AwaitingShares() as phase, ShareDelivery():
             return _cap_encode_mask(site, current, phase, received)
-        case session_steps.AwaitingSurvivors() as phase, Survivors():
+        case source_session.AwaitingSurvivors() as phase, Survivors():
             return _sign_survivors(site, current, phase, received)
-        case session_steps.AwaitingConsistency() as phase, Consistency():  # or NeighbourConsistency, one of them
+        case source_session.AwaitingConsistency() as phase, Consistency():  # or NeighbourConsistency, one of them
             return _release_shares(site, current, phase, received)
         case _:
             raise _out_of_order(message, current.phase)
@@ -339,20 +342,21 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
 
 
 def _cap_encode_mask(
-    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingShares, message: Signed[ShareDelivery]
+    site: SourceSite, current: SourceRound, phase: source_session.AwaitingShares, message: Signed[ShareDelivery]
 ) -> Answer:
-    ready = session_steps.receive_shares(phase, message)
+    ready = source_session.receive_shares(phase, message)
     try:
-        return release_masked(site, *capped_and_encoded(site, current, ready), ready)
+        masking, encoded = capped_and_encoded(site, current, ready)
+        return release_masked(site, masking, encoded, ready)
     except BaseException:
-        session_steps.erase(ready)  # `current` still holds the phase before, so nobody else would erase these secrets
+        source_session.erase(ready)  # `current` still holds the phase before, so nobody else would erase these secrets
         raise
 
 
 def _sign_survivors(
-    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingSurvivors, message: Signed[Survivors]
+    site: SourceSite, current: SourceRound, phase: source_session.AwaitingSurvivors, message: Signed[Survivors]
 ) -> Answer:
-    following, signature = session_steps.receive_survivors(phase, message)
+    following, signature = source_session.receive_survivors(phase, message)
     alive = [item.index for item in following.lists.survivors]
     summed = len(cohort_with(site.signer.index, phase.cohorts).intersection(alive))
     site.witness.journal.event("survivors-signed", current.header, survivors=site_ids(site.roster, alive))
@@ -360,10 +364,10 @@ def _sign_survivors(
 
 
 def _release_shares(
-    site: SourceSite, current: SourceRound, phase: session_steps.AwaitingConsistency, message: Signed[Consistency]
+    site: SourceSite, current: SourceRound, phase: source_session.AwaitingConsistency, message: Signed[Consistency]
 ) -> Answer:
     """Release the shares: with enough of them, the aggregator opens the sum."""
-    waiting, unmask = session_steps.receive_consistency(phase, message)
+    waiting, unmask = source_session.receive_consistency(phase, message)
     survivors = site_ids(site.roster, (item.index for item in phase.lists.survivors))
     dropped = site_ids(site.roster, phase.lists.dropped)
     journal, header = site.witness.journal, current.header
@@ -380,8 +384,8 @@ def check_result(site: SourceSite, current: SourceRound, message: Signed[Result]
         FaultyAggregatorError: it does not.
     """
     match current.phase:
-        case session_steps.AwaitingResult() as waiting:
-            session_steps.receive_result(waiting, message)
+        case source_session.AwaitingResult() as waiting:
+            source_session.receive_result(waiting, message)
         case AwaitingClearResult():
             session_id, context = current.header.envelope.session_id, current.header.digest()
             site.require_from_target(message, kind=Result, session_id=session_id, context=context)
@@ -430,7 +434,7 @@ def _release_in_clear(site: SourceSite, accepted: AcceptedRound, trained: _Train
 
 
 def capped_and_encoded(
-    site: SourceSite, current: SourceRound, ready: session_steps.ReadyToMask
+    site: SourceSite, current: SourceRound, ready: source_session.ReadyToMask
 ) -> tuple[SourceRound, RingVector]:
     """Scale this source's contribution down to the norm caps, and encode it. Needs the norm reports of all sources.
 
@@ -451,11 +455,11 @@ def capped_and_encoded(
 
 
 def release_masked(
-    site: SourceSite, current: SourceRound, encoded: RingVector, ready: session_steps.ReadyToMask
+    site: SourceSite, current: SourceRound, encoded: RingVector, ready: source_session.ReadyToMask
 ) -> Answer:
     """Mask, then burn the release fuse on disk before sending: after a crash, the update counts as released."""
     encoding = quantisation(current.header.body)
-    phase, message, vector = session_steps.masked_input(ready, encoded, encoding)
+    phase, message, vector = source_session.masked_input(ready, encoded, encoding)
     _burn_fuse(site, current.header)
     return replace(current, phase=phase), Parcel(message, (vector,))
 

@@ -20,7 +20,7 @@ from securefda.disk import open_patiently
 from securefda.errors import ConfigError
 from securefda.protocol.header_checks import History, PastResult
 from securefda.protocol.messages import Header, Signed
-from securefda.protocol.transcript import round_terms, sum_terms
+from securefda.protocol.transcript import round_terms_digest, sum_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult, TrainedFrom, Units
 from securefda.source.run_book import RunBook
 from securefda.state_file import NEW_RUN, ReleaseMarker, RunStore, insert_personal
@@ -302,7 +302,7 @@ class SourceStore(RunStore):
                     "run_id": body.run_id,
                     "round": body.round,
                     "attempt": body.attempt,
-                    "terms": round_terms(body),
+                    "terms": round_terms_digest(body),
                     "number": number,
                     "previous": body.previous_result_digest,
                     "model_digest": body.model_digest,

@@ -34,6 +34,7 @@ from securefda.protocol.header_checks import (
     SessionLimits,
     check_signed_header,
     check_vectors,
+    checked_vectors,
     quantisation,
 )
 from securefda.protocol.messages import (
@@ -56,13 +57,12 @@ from securefda.protocol.messages import (
     vector_digests,
 )
 from securefda.protocol.roster import Roster
-from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes, round_terms, sum_terms
+from securefda.protocol.transcript import architecture_digest, layer_names_and_shapes, round_terms_digest, sum_terms
 from securefda.protocol.weighed_contribution import (
     RoundTerms,
     aligned_update,
     aligned_variance,
     alignment_of,
-    checked_vectors,
     contribution_at_source,
 )
 
@@ -395,7 +395,7 @@ ALIGNED = {"rule": FEDGP, "target": PUBLISHED}
 def test_source_refuses_another_attempt_at_a_round_that_asks_for_something_else(
     first: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    history = History(last_position=(1, 1), last_terms=round_terms(header(**first).body))
+    history = History(last_position=(1, 1), last_terms=round_terms_digest(header(**first).body))
     check(header(**first, attempt=2), history, limits_of(N))
     with refused_for("HEADER_ORDER", "asks for something else"):
         check(header(**(first | {"attempt": 2} | changes)), history, limits_of(N))
@@ -407,9 +407,9 @@ def test_source_that_is_upgraded_between_two_attempts_knows_the_round_again() ->
         "RuleTerms", [("added_later", bool, field(default=False))], bases=(RuleTerms,), frozen=True, slots=True
     )
     now = header(rule=upgraded(**asdict(FEDGP)), target=PUBLISHED)
-    assert round_terms(now.body) == round_terms(header(rule=FEDGP, target=PUBLISHED).body)
+    assert round_terms_digest(now.body) == round_terms_digest(header(rule=FEDGP, target=PUBLISHED).body)
     used = replace(now.body, rule=replace(now.body.rule, added_later=True))
-    assert round_terms(used) != round_terms(now.body)
+    assert round_terms_digest(used) != round_terms_digest(now.body)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_source_that_is_upgraded_between_two_attempts_knows_the_round_again() ->
     [
         ({}, History()),
         ({"attempt": 2}, History(last_position=(1, 1))),
-        ({"attempt": 2}, History(last_position=(1, 1), last_terms=round_terms(header().body))),
+        ({"attempt": 2}, History(last_position=(1, 1), last_terms=round_terms_digest(header().body))),
         (NEXT, replace(RAN, last_terms=OTHER)),
         (NEXT, RAN),
         ({**NEXT, "attempt": 3}, replace(RAN, last_position=(4, 2))),

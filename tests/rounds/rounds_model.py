@@ -38,7 +38,7 @@ from securefda.protocol.messages import (
     Update,
     Visibility,
 )
-from securefda.protocol.transcript import round_terms
+from securefda.protocol.transcript import round_terms_digest
 from securefda.rules import align_update
 from securefda.source.source_run import SourceRun
 from securefda.training import LocalResult
@@ -249,7 +249,7 @@ class ModelledFederation(PrivateFederation, EndingFederation):
             case Header():
                 assert body.round == self.number, "a header of a round that is over"
                 self.once(TARGET, "header", session, to)
-                self.same(("terms", body.round), round_terms(body))
+                self.same(("terms", body.round), round_terms_digest(body))
                 self.headers[session] = body
                 self.asked["attempt", body.round] = body.attempt
                 if body.at(Visibility.INDIVIDUAL):

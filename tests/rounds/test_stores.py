@@ -31,7 +31,7 @@ from securefda.protocol.messages import (
     SourcesKeep,
     Visibility,
 )
-from securefda.protocol.transcript import round_terms, sum_terms
+from securefda.protocol.transcript import round_terms_digest, sum_terms
 from securefda.source.model_bound import AcceptedHeader, Known, TakenResult
 from securefda.source.run_book import RunBook
 from securefda.source.source_store import SourceStore
@@ -107,7 +107,7 @@ def test_positions_sessions_fuses_and_results_survive_a_restart(tmp_path: Path) 
     store.record_result(RUN, second)
     store.record_result(RUN, first)
     store.close()
-    terms = round_terms(accepted.body)
+    terms = round_terms_digest(accepted.body)
     past = tuple(PastResult(one.round, one.digest, one.model_digest) for one in (first, second))
     of_sums = tuple(sorted(sum_terms(accepted.body)))
     expected = History(True, (2, 1), True, past, last_terms=terms, sources_keep=SourcesKeep.NONE, sum_terms=of_sums)
