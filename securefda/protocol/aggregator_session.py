@@ -117,6 +117,8 @@ class AggregatorSession:
         Raises:
             FaultySourceError: SENDER, DUPLICATE, TYPE, SUITE, SESSION, CONTEXT or SIGNATURE.
         """
+        # Who and how often before the signature: a repeated or foreign message costs
+        # the aggregator no verification (T28).
         sender = signed.sender
         if sender not in members:
             name = self.name(sender) if sender < len(self.roster.entries) else f"index {sender}"
@@ -185,6 +187,8 @@ class Recovery:
         Raises:
             BrokenHalfError: one is not what its owner committed to.
         """
+        # The dropped source's half first. Only if it is right does a wrong recovery
+        # value accuse the survivor that sent it.
         own = hybrid.Half.of_master(master, owner=dropped, peer=peer, ctx1=self.ctx1)
         try:
             own.require(self.commitments[dropped][peer])
@@ -469,6 +473,7 @@ def add_shares(state: CollectingShares, signed: Signed[ShareBundle]) -> Collecti
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_RECIPIENTS")
     header = state.session.header.body
     readers, report, usual = report_readers(header, signed.sender), report_bytes(header), box_bytes(header)
+    # The length follows from the header. Another length could tell something to anyone who sees the traffic (T18).
     if any(len(box.box) != usual + report * (box.peer in readers) for box in signed.body.boxes):
         raise FaultySourceError(state.session.name(signed.sender), "SHARE_BOX", "a box of another length")
     committed = state.u1[signed.sender].nonce_commitment
@@ -495,6 +500,7 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
     u2 = able_to_open(header, state.received)
     session.require_quorum("R1 shares", u2, state.u1)
     session.require_holders("R1 shares", state.ring, u2, u2)
+    # What was sealed for a source that did not share is not delivered: no mask will be made with it (section 5).
     inbox: dict[int, list[DeliveredBox]] = {index: [] for index in sorted(u2)}
     for sender in sorted(u2):
         bundle = state.received[sender].body
@@ -571,6 +577,7 @@ def close_inputs(state: CollectingInputs) -> tuple[CollectingSignatures, Signed[
     session.require_quorum("R2 masked input", survivors, state.u2)
     session.require_holders("R2 masked input", state.ring, survivors, state.u2)
     inputs = tuple(state.received[index] for index in sorted(survivors))
+    # Dropped sources have their pairwise masks opened, so a late input of theirs must keep its self mask (T06).
     alive = tuple(Survivor(item.sender, item.body.digest) for item in inputs)
     lists = Survivors(alive, tuple(sorted(state.u2 - survivors)), state.reports)
     following = CollectingSignatures(
@@ -609,6 +616,8 @@ def close_signatures(
         session, state.ctx2, state.ring, state.u1, state.totals, state.recovery, state.lists, asked, {}
     )
     if session.header.body.graph is None:
+        # Inputs also of survivors that did not sign. One that masked in another view
+        # must be seen to have (decision 0010).
         signatures = tuple(state.received[index] for index in sorted(state.received))
         return following, session.sign(state.ctx2, Consistency(signatures, state.inputs))
     inputs = {item.sender: item for item in state.inputs}
@@ -629,6 +638,7 @@ def add_unmask(state: CollectingUnmask, signed: Signed[Unmask]) -> CollectingUnm
         FaultySourceError: the envelope is wrong, or the shares are not the ones asked for (UNMASK_SHARES).
     """
     state.session.admit(signed, state.ctx2, state.asked, state.received, Unmask)
+    # Exactly what R3 fixed: with a share of the other kind, an honest aggregator could open what it must not (T07).
     own = {share.owner for share in signed.body.shares if isinstance(share, SelfMaskShare)}
     master = {share.owner for share in signed.body.shares if isinstance(share, MasterShare)}
     held = state.ring.holders(signed.sender)
@@ -657,6 +667,7 @@ def close_unmask(state: CollectingUnmask) -> OpenedSession:
     # All seeds first: nothing is taken off a sum before every secret and every half is known to be right.
     seeds = {cohort: _seeds(state, opened, cohort) for cohort in state.totals if cohort & state.survivors}
     sums = tuple(_open_sum(state, cohort, *of_cohort) for cohort, of_cohort in seeds.items())
+    # Only now: `_open_sum` has taken the masks off these very arrays, and the digest is of opened sums.
     digest = sha256()
     for cohort, total in state.totals.items():
         if cohort & state.survivors:
@@ -692,6 +703,7 @@ def _seeds(
                 ctx2=state.ctx2,
                 halves=_halves(state, master, index, peer),
             )
+            # On a ring, only these have a mask with it; in the complete graph all survivors do.
             for peer in sorted(survivors & state.ring.holders(index))
         }
     return self_seeds, dropped

@@ -52,6 +52,7 @@ STATISTIC_BITS = 32
 
 _BLOCK = 1 << 15  # float64 temporaries of 256 KiB, whatever the length of the vector
 _SMALLEST_NORMAL = float(np.finfo(np.float64).tiny)
+# d = (2 u + 1) / 2^17 of section 9: symmetric about one half, and never 0 or 1.
 _DITHER_STEP, _DITHER_LEAST = 2.0**-16, 2.0**-17
 _ZEROS = memoryview(bytes(2 * _BLOCK))
 
@@ -115,12 +116,15 @@ class Quantisation:
         if self.n_max < 1 or self.q_max < 1:
             raise ValueError(f"n_max {self.n_max} leaves no resolution in {self.modulus_bits} bits")
         for number, layer in enumerate(self.layers):
+            # A subnormal step would lose bits in every product, and an infinite factor
+            # would turn a coordinate of 0 into NaN.
             if self.step(number) < _SMALLEST_NORMAL or not math.isfinite(self.q_max / layer.range):
                 raise ValueError(f"range {layer.range} of layer {number} is beyond the steps of float64")
 
     @property
     def q_max(self) -> int:
         """Largest magnitude of an encoded coordinate: ``floor((2^(k-1) - 1) / n_max)``."""
+        # By n_max, which the header fixes for the session, and not by how many answer: no sum of it can wrap (T16).
         return ((1 << (self.modulus_bits - 1)) - 1) // self.n_max
 
     @property
@@ -200,6 +204,7 @@ class Quantisation:
         if self.modulus_bits == STATISTIC_BITS:
             words = np.ascontiguousarray(vector, dtype="<u4")
             if behind:
+                # Only an array that owns its memory can grow.
                 words = words if words.flags.owndata else words.copy()
                 words.resize(len(words) + len(behind) // 4, refcheck=False)  # grows in place: no second vector
                 words[self.length :] = np.frombuffer(behind, "<u4")
@@ -246,6 +251,8 @@ class Quantisation:
         unused = STATISTIC_BITS - self.modulus_bits
         centred = np.left_shift(total[: self.layer_length], np.uint32(unused)).view(np.int32)
         np.right_shift(centred, unused, out=centred)
+        # Masks that did not cancel leave uniform words. With n_max twice the number of sources, these pass here with a
+        # probability below 2^-m (decision 0004).
         _check_range(centred, -count * self.q_max, count * self.q_max)
         of_statistics = total[self.layer_length :].view(np.int32)
         # No input has a negative statistic; a negative sum of weights would turn the update around.
@@ -295,6 +302,8 @@ def _encode_layer(
         # Again, even if it was clipped before: without this line a sum could wrap.
         if low < -limit or high > limit:
             np.clip(chunk, -limit, limit, out=chunk)
+        # One division, one multiplication, one addition, in the order of section 9: the
+        # published vectors hold to the last bit.
         np.multiply(chunk, q_max / limit, out=chunk)
         stream.update_into(_ZEROS[: 2 * chunk.size], memoryview(drawn)[: 2 * chunk.size])
         # d in [2^-17, 1 - 2^-17] keeps q within q_max despite the float64 rounding of the product.
@@ -303,6 +312,7 @@ def _encode_layer(
         np.add(dither, _DITHER_LEAST, out=dither)
         np.add(chunk, dither, out=chunk)
         np.floor(chunk, out=chunk)
+        # Two's complement is the residue modulo 2^32 of a negative whole number.
         out[start : start + chunk.size] = chunk.astype(np.int32).view(np.uint32)
 
 
@@ -370,6 +380,7 @@ def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None)
     loss = _within(statistics.loss / LOSS_BOUND, weight)
     # Zeros, and no shorter vector: inputs of one session are equally long whatever the header asks for.
     errors = [0.0, 0.0, 0.0]
+    # Where the target's steps have no scatter, the errors of the auto rules have no unit: 0 travels (section 9).
     if statistics.errors is not None and units is not None and units.variance > 0:
         distance = statistics.errors.source_only / units.distance
         of_rules = (distance, statistics.errors.fedda / units.variance, statistics.errors.fedgp / units.variance)

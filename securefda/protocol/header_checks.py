@@ -82,6 +82,7 @@ def default_threshold(n: int, min_others: int, max_colluders: int) -> int:
     """
     if n < 2:
         raise ValueError(f"a session needs at least 2 sources, not {n}")
+    # Decision 0003. The last term is the least t with 2t > n + max_colluders.
     threshold = min(n, max(2 * n // 3 + 1, min_others + max_colluders + 1, (n + max_colluders) // 2 + 1))
     if not threshold_is_sound(threshold, n, max_colluders):
         raise ValueError(f"no threshold protects {n} sources of which {max_colluders} may collude with the aggregator")
@@ -169,6 +170,7 @@ def check_signed_header(
             HEADER_GRAPH.
     """
     header = signed.body
+    # In the order of section 6: a header with two faults is refused under the same name by every implementation.
     fault = envelope_fault(
         signed,
         roster=roster,
@@ -187,6 +189,7 @@ def check_signed_header(
         # It accuses nobody: the target need not have been given the certificate.
         detail = f"{', '.join(left)} has left the federation and revoked its keys"
         raise FaultyAggregatorError("HEADER_VALIDITY", detail, blames=False)
+    # Of every participant: the holder of a stolen key would count as one of the others in the sum (T34).
     expired = roster.out_of_date((roster.target.index, *header.participants), unix_s)  # 12
     require(not expired, "HEADER_VALIDITY", f"by this clock the roster does not admit {', '.join(expired)} now")
     own_digest = architecture_digest(own_layers)  # 13
@@ -216,6 +219,7 @@ def _check_freshness(header: Header, history: History) -> None:
     require(not history.other_run, "HEADER_RUN", "this folder belongs to another run; a new run needs another one")
     # After the end, the models needed to check the next ones are deleted.
     require(not history.ended, "HEADER_RUN", "the target said that this run is complete")
+    # In whichever run: no box or mask of an old session may find a second use (T13).
     require(not history.session_seen, "HEADER_REPLAY", "this session id was used before")
     if history.last_position is not None:
         position, last_round = (header.round, header.attempt), history.last_position[0]
@@ -224,6 +228,7 @@ def _check_freshness(header: Header, history: History) -> None:
         # Norm reports leave before the fuse is written. Another attempt must not reveal anything new by them.
         same = header.round != last_round or history.last_terms in (None, round_terms_digest(header))
         require(same, "HEADER_ORDER", f"another attempt at round {header.round} asks for something else")
+    # T11: a second sum of the round, over another set, can differ from the first by a single update.
     require(not history.released, "RELEASE_FUSE", f"an update of round {header.round} may have left already")
     agreed = history.sources_keep in (None, header.sources_keep)
     detail = f'model.sources-keep = "{header.sources_keep.label}" is not what earlier headers of this run said'
@@ -255,6 +260,7 @@ def _check_target_terms(header: Header) -> None:
         require(not needs_target, "HEADER_TARGET", "this rule needs the target's terms")
         return
     require(needs_target, "HEADER_TARGET", "this rule needs nothing of the target")
+    # T21: g_T goes to sources at sum, and to no other.
     require((header.target.update_digest != b"") == has_sum, "HEADER_TARGET", "g_T is published at sum only")
 
 
@@ -298,6 +304,7 @@ def _check_cohort_plan(header: Header) -> None:
     if members == 0:
         require(size == quorum == 0, "HEADER_COHORT", "a cohort plan for no source")
         return
+    # A sum over one source would be its update.
     fits = 2 <= quorum <= size <= members
     require(fits, "HEADER_COHORT", f"cohorts of {size} that open over {quorum}, made of {members} sources")
 
@@ -335,6 +342,7 @@ def _check_session_numbers(header: Header, own_index: int, limits: SessionLimits
     # A sum of more than n_max inputs can wrap, and a wrapped sum looks like any other.
     require(header.n_max >= n, "HEADER_WRAP", f"n_max {header.n_max} is below {n} sources")
     encoding = quantisation(header)
+    # Those that are not trusted count among them: they, too, could answer in two views of the session (T10).
     colluders = limits.most_colluders(header.masked, own_index)
     detail = f"t = {header.threshold}, n = {n}, and {colluders} may collude"
     require(threshold_is_sound(header.threshold, n, colluders), "HEADER_THRESHOLD", detail)
@@ -449,6 +457,7 @@ def checked_vectors(header: Header, level: Visibility, parcel: Parcel) -> Checke
 
 def _finite(data: bytes | bytearray | memoryview, check: str, otherwise: str) -> Vector:
     vector = vector_from_wire(data)
+    # The digest says that the target chose these bytes, and not that they are numbers.
     if not np.all(np.isfinite(vector)):
         raise FaultyAggregatorError(check, otherwise)
     return vector

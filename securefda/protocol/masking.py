@@ -56,6 +56,7 @@ class Mask:
     def __post_init__(self) -> None:
         if len(self.key) != KEY_BYTES:
             raise ValueError(f"a mask key has {KEY_BYTES} bytes, not {len(self.key)}")
+        # Any other number would be taken for -1 below: the mask would not cancel, and the sum would be noise.
         if self.sign not in (1, -1):
             raise ValueError("the sign of a mask is 1 or -1")
 
@@ -76,6 +77,7 @@ def check_ring_vector(vector: RingVector) -> None:
     Raises:
         ValueError: it is anything else.
     """
+    # A wider array would be masked without a word, and wrap at another modulus.
     if vector.ndim != 1 or vector.dtype != np.dtype(np.uint32):
         raise ValueError(f"a ring vector is a flat array of uint32, not {vector.ndim}-d {vector.dtype}")
 
@@ -103,11 +105,13 @@ def add_masks(vector: RingVector, masks: Sequence[Mask], *, threads: int = 1) ->
     if len(bounds) <= 1:
         _add_to_segment(vector, masks, 0)
         return
+    # This thread takes a segment, too: a pool for all of them would only leave it waiting.
     (first, end), *others = bounds
     with ThreadPoolExecutor(max_workers=len(others)) as pool:
         running = [pool.submit(_add_to_segment, vector[start:stop], masks, start) for start, stop in others]
         _add_to_segment(vector[first:end], masks, first)
         for future in running:
+            # An error in a thread would be lost without this, and its segment would leave without all its masks.
             future.result()
 
 
@@ -130,12 +134,14 @@ def _add_to_segment(segment: RingVector, masks: Sequence[Mask], offset: int) -> 
     width = segment.itemsize
     streams = [(keystream(mask.key, offset * width), np.add if mask.sign == 1 else np.subtract) for mask in masks]
     buffer = bytearray(BLOCK_BYTES)
+    # Little-endian on every machine (section 9): both ends of a pair must add the same words.
     words = np.frombuffer(buffer, dtype=segment.dtype.newbyteorder("<"))
     for start in range(0, segment.size, words.size):
         chunk = segment[start : start + words.size]
         zeros = _ZEROS[: chunk.nbytes]
         for stream, combine in streams:
             stream.update_into(zeros, buffer)
+            # numpy's uint32 wraps at 2^32, which is the addition of the ring.
             combine(chunk, words[: chunk.size], out=chunk)
     buffer[:] = _ZEROS  # leave no piece of a mask in memory
 
@@ -176,6 +182,7 @@ def accumulate(total: RingVector, masked: RingVector) -> None:
     check_ring_vector(masked)
     if masked.shape != total.shape:
         raise ValueError(f"{masked.shape} does not add to {total.shape}")
+    # Addition in the ring has no rounding, so the order in which inputs arrive changes no bit of the sum (T29).
     np.add(total, masked, out=total)
 
 
@@ -200,6 +207,7 @@ def unmask(
             source that is not a survivor. Nothing is changed then.
     """
     survivors = set(self_seeds)
+    # T07: with its self mask and its pairwise masks both off, a source's input would be bare in the sum.
     if not survivors or survivors & set(dropped):
         raise ValueError("a sum has survivors, and none of them is dropped")
     masks = [Mask(seed, -1) for seed in self_seeds.values()]

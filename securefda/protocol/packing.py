@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+# 20 bits leave a coordinate 14 beside room for 32 sources, at 2.5 bytes a parameter. Nothing needs 64 (decision 0024).
 WORD_BITS = (16, 20, 24, 32)
 """Widths that a word can have on the wire."""
 
@@ -34,22 +35,26 @@ def pack_into(words: Words, bits: int, out: NDArray[np.uint8]) -> None:
         out: shape ``(packed_bytes(count, bits),)``.
     """
     if bits == 16:
+        # Masked words are uniform in all 32 bits, and only the low ones count (section 9).
         out.view("<u2")[:] = words & np.uint32(0xFFFF)
         return
     if bits == 32:
         out.view("<u4")[:] = words
         return
     if bits == 24:
+        # Byte by byte through views: shifts of whole words would make temporaries as long as the vector.
         triples, source = out.reshape(-1, 3), words.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4)
         for place in range(3):
             triples[:, place] = source[:, place]
         return
+    # Two words of 20 bits share a byte. An odd last word has no partner, and takes three bytes of its own.
     even = words.size & ~1
     for start in range(0, even, BLOCK_WORDS):
         stop = min(start + BLOCK_WORDS, even)
         _pack_pairs(words[start:stop:2], words[start + 1 : stop : 2], out[start * 5 // 2 : stop * 5 // 2])
     if even < words.size:
         last = int(words[-1]) & 0xFFFFF
+        # Its four free bits stay 0, as the one encoding of a vector wants it (INPUT_PADDING).
         out[-3:] = np.frombuffer(last.to_bytes(3, "little"), np.uint8)
 
 
@@ -81,6 +86,7 @@ def unpack(data: Bytes, count: int, bits: int) -> Words:
     if bits == 32:
         return packed.view("<u4").astype(np.uint32)
     if bits == 24:
+        # Zeros: the fourth byte of each word does not travel.
         words = np.zeros(count, "<u4")
         target, triples = words.view(np.uint8).reshape(-1, 4), packed.reshape(-1, 3)
         for place in range(3):

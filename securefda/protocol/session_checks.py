@@ -44,13 +44,16 @@ def check_key_list(key_list: KeyList, *, own: Signed[Advertise], header: Header,
     items = key_list.advertisements
     members = [item.sender for item in items]
     require(len(set(members)) == len(members), "KEY_DUPLICATE", "one source twice")
+    # Later sets can only shrink: the threshold was judged for U0 (HEADER_THRESHOLD).
     require(set(members) <= set(header.masked), "KEY_MEMBER", "a source that the header does not name")
     for item in items:
         fault = _relayed_fault(item, Advertise, own=own, roster=roster)
         require(fault is None, "KEY_SIGNATURE", f"advertisement of {roster.by_index(item.sender).site_id}: {fault}")
+    # Bonawitz et al. 2017, Figure 4, round 1: all public keys differ.
     require(_keys_differ(items), "KEY_DUPLICATE", "two keys are equal")
     mine = [item for item in items if item.sender == own.sender]
     require(len(mine) == 1, "KEY_OWN", "my keys are missing")
+    # The signature as well, since ctx1 hashes it.
     require(mine[0].signed_bytes == own.signed_bytes and mine[0].signature == own.signature, "KEY_OWN")
     require(len(members) >= header.threshold, "KEY_QUORUM", f"{len(members)} of at least {header.threshold} sources")
 
@@ -101,6 +104,7 @@ def check_neighbours(
     require(sorted(senders) == sorted(expected), "KEY_MEMBER", "not the keys of my neighbours on the ring")
     for item in items:
         name = roster.by_index(item.sender).site_id
+        # The roll was fixed before the ring was drawn, so nobody could choose keys to fit a place.
         require(_is_on_roll(item, roll), "KEY_ROLL", f"advertisement of {name}: not what the roll says")
         fault = _relayed_fault(item, Advertise, own=own, roster=roster)
         require(fault is None, "KEY_SIGNATURE", f"advertisement of {name}: {fault}")
@@ -189,12 +193,16 @@ def check_survivors(
             SURVIVOR_QUORUM or SURVIVOR_COHORT.
     """
     alive = [item.index for item in lists.survivors]
+    # An index twice would let fewer sources pass for t.
     require(len(set(alive)) == len(alive) and len(set(lists.dropped)) == len(lists.dropped), "SURVIVOR_REPEAT")
+    # T07: both kinds of masks of a source in both lists would be opened.
     require(not set(alive) & set(lists.dropped), "SURVIVOR_OVERLAP")
     # A member in neither list would leave its pairwise masks in the sum; one more could be anybody.
     require(set(alive) | set(lists.dropped) == frozenset().union(*cohorts), "SURVIVOR_UNION")
+    # It says nothing new, but with it the reader of a receipt can compute ctx2 (section 7, R3).
     require(lists.reports_digest == reports, "SURVIVOR_REPORTS", "not the commitments to norm reports that came")
     digests = {item.index: item.input_digest for item in lists.survivors}
+    # T06: of a source that is called dropped, the others release shares of its master secret.
     require(own_index in digests, "SURVIVOR_SELF", "I delivered and am declared dropped")
     require(hmac.compare_digest(digests[own_index], own_digest), "SURVIVOR_SELF", "not the input that I sent")
     require(len(alive) >= header.threshold, "SURVIVOR_QUORUM", f"{len(alive)} of at least {header.threshold} sources")
@@ -247,6 +255,7 @@ def check_consistency(
         name = roster.by_index(item.sender).site_id
         fault = _relayed_fault(item, SurvivorSignature, own=own, roster=roster)
         require(fault is None, "CONSISTENCY_SIGNATURE", f"signature of {name}: {fault}")
+        # T08: as 2t > n + max_colluders, two views cannot both gather t signatures.
         require(item.body.survivors_digest == own.body.survivors_digest, "CONSISTENCY_VIEW", f"{name} saw other lists")
     require(len(senders) >= threshold, "CONSISTENCY_QUORUM", f"{len(senders)} of at least {threshold} signatures")
 
@@ -288,6 +297,8 @@ def public_keys(advertise: Advertise) -> tuple[bytes, ...]:
 
 def commitment_fault(commitment: bytes, header: Header) -> str | None:
     """The fault of a commitment of R1, or None. In SFDA-SA/1 everyone commits, in SFDA-SA/2 nobody."""
+    # Also where no report is due: what is drawn after training keeps two copies of a
+    # machine from masking alike (decision 0033).
     due = header.graph is None
     if bool(commitment) is due:
         return None

@@ -236,6 +236,7 @@ class ReadyToMask:
     u1: Mapping[int, Advertise]
     cohorts: Cohorts
     secrets: SessionSecrets
+    # No repr: it could reach a log, and a norm is the length of one source's contribution (T37).
     reports: Mapping[int, bytes] = field(repr=False)
     reports_digest: bytes
 
@@ -290,9 +291,12 @@ def advertise(session: Session, random_bytes: RandomBytes) -> tuple[AwaitingKeyL
     a reconstructed master can be checked against the public key.
     """
     index = session.signer.index
+    # Drawn in the order of section 7, R0: the published vectors replay these bytes.
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
     # Not derived from the master: who opens that of a dropped source must not be able to open its boxes.
     private, nonce = share_boxes.private_key(session.header.body, random_bytes), Secret.random(random_bytes)
+    # The nonce is committed to before any is seen. Otherwise a colluder that answers last could try as many splits into
+    # cohorts as it can hash (decision 0010).
     own = session.sign(
         session.ctx,
         Advertise(
@@ -348,6 +352,7 @@ def receive_neighbours(
     session, me = state.session, state.session.signer.index
     session.authenticate(signed, Neighbours, state.ctx0)
     header, nonces = session.header.body, signed.body.nonce_by_member()
+    # Nonces before keys: they draw the ring, and only the ring says whose keys may come.
     check_nonces(nonces, roll=state.roll, own_index=me, ctx=session.ctx, header=header)
     ctx1 = ring_context(state.ctx0, nonces)
     ring = drawn_ring(header, ctx1, nonces)
@@ -365,6 +370,7 @@ def _deal(unsent: AwaitingShares, random_bytes: RandomBytes) -> tuple[AwaitingSh
     phase before still has them, and they are erased with it.
     """
     session, me, secrets = unsent.session, unsent.session.signer.index, unsent.secrets
+    # Among all holders, itself included: in R4 this source answers for its own secrets, too.
     pairs, readers = _split(unsent, random_bytes), report_readers(session.header.body, me)
     committed = agreement.report_commitment(secrets.report, own=me, ctx=unsent.ctx1) if secrets.report else b""
     sealer, boxes = share_boxes.boxes_of(session.header.body, secrets.private), []
@@ -399,6 +405,7 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     u2 = check_share_senders(signed.body, own_index=me, u1=state.u1, ring=state.ring, ctx=session.ctx, header=header)
     nonces = {me: state.nonce} | {box.peer: box.nonce for box in signed.body.boxes}
     cohorts = cohorts_of(header, state.ctx1, nonces) if header.graph is None else (u2,)
+    # Before anything of the input leaves: afterwards the others can open the sum without this source (decision 0011).
     check_own_cohort(cohorts, own_index=me, header=header, limits=limits)
     readers = report_readers(header, me)  # whose boxes hold a report for me: the same
     secrets, opener = state.secrets, share_boxes.boxes_of(header, state.secrets.private)
@@ -406,15 +413,18 @@ def receive_shares(state: AwaitingShares, signed: Signed[ShareDelivery]) -> Read
     reports = {
         peer: box.report.reveal()[agreement.REPORT_OPENING_BYTES :] for peer, box in opened.items() if box.report
     }
+    # From the delivery and not from the boxes: of everyone, also of those whose report this source does not get.
     commitments = {box.peer: box.report_commitment for box in signed.body.boxes}
     if secrets.report is not None:
         commitments[me] = agreement.report_commitment(secrets.report, own=me, ctx=state.ctx1)
         if me in readers:
             reports[me] = secrets.report.reveal()[agreement.REPORT_OPENING_BYTES :]
         secrets.report.erase()
+    # No box comes any more. With this key, anyone who recorded the boxes could open them.
     secrets.private.erase()
     shares = {**secrets.shares, **{peer: box.shares for peer, box in opened.items()}}
     pair_secrets = {peer: box.pair_secret for peer, box in opened.items() if box.pair_secret}
+    # In ctx2, so that sources that were shown different commitments of one source mask for different contexts.
     agreed = reports_digest(commitments)
     ctx2, secrets = members_context(state.ctx1, u2, agreed), replace(secrets, pair_secrets=pair_secrets)
     return ReadyToMask(session, state.ctx1, ctx2, state.u1, cohorts, secrets.moved(shares), reports, agreed)
@@ -461,6 +471,7 @@ def masked_input(
     own_pair = agreement.mask_pair(secrets.master, own=me, ctx=session.ctx)
     self_seed = agreement.self_seed(secrets.self_secret, own=me, ctx2=state.ctx2)
     own_key = own_pair.loaded()
+    # A mask shared across cohorts would cancel in neither sum.
     peers = sorted((cohort_with(me, state.cohorts) & set(secrets.shares)) - {me})
     halves = {peer: _halves(state, peer) for peer in peers if session.header.body.is_hybrid}
     try:
@@ -485,6 +496,7 @@ def masked_input(
         secret.erase()
     for half in itertools.chain.from_iterable(halves.values()):
         half.erase()
+    # Signed together with the vector: a wrong recovery value is then its sender's (INPUT_RECOVERY).
     packed = encoding.pack(encoded, recovery)
     digest = sha256(packed).digest()
     message = session.sign(state.ctx2, MaskedInput(digest, len(packed)))
@@ -537,6 +549,7 @@ def receive_consistency(
     shares: list[SelfMaskShare | MasterShare] = [
         SelfMaskShare(owner, held[owner].self_secret.reveal()) for owner in alive
     ]
+    # Never both kinds for one owner: they would open its self mask and its pairwise masks (T07).
     dropped = [owner for owner in state.lists.dropped if owner in held]
     shares += [MasterShare(owner, held[owner].master.reveal()) for owner in dropped]
     state.secrets.erase()
@@ -548,6 +561,7 @@ def receive_consistency(
 def receive_result(state: AwaitingResult, signed: Signed[Result]) -> None:
     """End the session with the result of the round, which must count as many sources as the signed list."""
     state.session.authenticate(signed, Result, state.session.ctx)
+    # Another count would be a sum over others than this source signed for.
     require(signed.body.count == state.survivors, "RESULT_COUNT")
 
 

@@ -85,6 +85,7 @@ def sum_terms(header: Header) -> tuple[tuple[str, str], ...]:
     names. Like :func:`round_terms_digest`, this is in no message.
     """
     cap, at_sum, clips = header.norm_cap, len(header.at(Visibility.SUM)), header.model_layers
+    # By repr, which gives a float in full: two kappas that print alike must not pass for one.
     of_cap = "no norm cap" if cap is None else f"kappa {cap.kappa!r} by {cap.granularity.label}"
     quorum = f"quorum {header.sum_quorum}" if cap is None else f"quorum {header.sum_quorum}, {cap.others} count"
     return (
@@ -129,6 +130,7 @@ def drawn_ring(header: Header, ctx1: bytes, members: Iterable[int]) -> Ring:
 
 def reports_digest(commitments: Mapping[int, bytes]) -> bytes:
     """Digest of what the members of U2 committed to in R1, by roster index; empty in SFDA-SA/2, which has none."""
+    # 32 bytes each, so the concatenation has one reading.
     in_order = b"".join(commitments[index] for index in sorted(commitments))
     return labelled_digest("reports", in_order) if in_order else b""
 
@@ -160,6 +162,7 @@ def joining_digest(layers: Iterable[tuple[str, tuple[int, ...]]], frozen: bytes)
         frozen: SHA-256 of the parameters that are not trained; empty if there are none.
     """
     architecture = architecture_digest(layers)
+    # Sites whose frozen values differ would average updates of different models.
     return labelled_digest("frozen", architecture, frozen) if frozen else architecture
 
 
@@ -199,6 +202,7 @@ def cohorts_of(header: Header, ctx1: bytes, nonces: Mapping[int, bytes]) -> Coho
         The cohorts, the same at every site that has seen the same session.
     """
     everyone, of_sum = sorted(nonces), frozenset(header.at(Visibility.SUM)) & set(nonces)
+    # Of all of U2, those at sum too. ctx1 has the commitments, so the split belongs to this session alone.
     key = labelled_digest("cohort-key", ctx1, *(struct.pack(">I", member) + nonces[member] for member in everyone))
     drawn = [member for member in everyone if member not in of_sum]
     # Under a key made of all nonces: one honest nonce makes the split random, and each source knows its own.

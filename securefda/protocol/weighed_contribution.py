@@ -178,6 +178,8 @@ def aligned_update(header: Header, update: Vector, factor: float) -> Vector:
         TrainingDiverged: the update itself holds NaN or infinity.
         FaultyAggregatorError: HEADER_TARGET, an update beyond float32.
     """
+    # Before the factor is applied: what is not finite by now is this site's own
+    # trouble, and must not accuse the target.
     if not np.all(np.isfinite(update)):
         raise TrainingDiverged("training diverges: the update holds NaN or infinity", hint=_LOWER_RATE)
     if header.target is None or not header.rule.align:
@@ -364,6 +366,8 @@ def require_few_at_the_clip(header: Header, clipped: Iterable[int]) -> None:
         FaultyAggregatorError: CLIPPED, which blames nobody: the cause is a small clip or a large update.
     """
     for layer, count in zip(header.layers, clipped, strict=True):
+        # One is always allowed. In a layer of fewer than eight parameters a single
+        # large one would cost the round otherwise.
         if count > max(1, layer.size // MOST_CLIPPED):
             what = f"{count} of {layer.size} coordinates of layer {layer.name} are as large as the header lets them be"
             error = FaultyAggregatorError("CLIPPED", what, blames=False)
@@ -475,6 +479,7 @@ def weight_of(header: Header, samples: int) -> float:
         ConfigError: this site has more rows than the run allows for.
     """
     if samples > header.max_samples:
+        # Not cut off at 1: the sum would count fewer rows than it is made of.
         raise ConfigError(
             "session.max-samples",
             f"this site has {samples} training rows and the run counts up to {header.max_samples}",
@@ -552,6 +557,7 @@ class WeighedContribution:
         at_bounds = clip_contribution(header, contribution, None if has_caps else weight)
         report = norm_report(terms, contribution, weight) if has_caps else None
         errors = None if contribution.errors is None else contribution.errors.times(weight)
+        # Zeros where there is nothing to report: all inputs of a session are equally long (T18).
         loss, accuracy = (metrics.loss, metrics.accuracy or 0.0) if metrics else (0.0, 0.0)
         statistics = AggregateStatistics(weight * contribution.keep, weight, weight * loss, weight * accuracy, errors)
         return cls(terms, contribution, statistics, at_bounds, report, rounding)
@@ -563,10 +569,13 @@ class WeighedContribution:
             FaultyAggregatorError: CLIPPED, too many coordinates are beyond the ranges.
         """
         applied = apply_caps(self.terms, self.report, reports, self.contribution)
+        # Only after the caps. What the target knows of its own update counts for no cap and hides nobody (T22).
         contribution = self.contribution.whole()
         if applied is None:
             return replace(self, contribution=contribution)
         beyond = clip_contribution(self.terms.header, contribution, self.statistics.weight)
+        # After the caps, since ranges come from sums of capped parts (decision 0024).
+        # The refusal answers a ShareDelivery.
         require_few_at_the_clip(self.terms.header, beyond)
         # A layer's largest coordinates are those at its clip; any beyond the range are among them. So: max, not a sum.
         at_bounds = tuple(map(max, self.at_bounds, beyond))
@@ -582,6 +591,7 @@ class WeighedContribution:
         # In place: another vector of the length of the model would be most of the memory of this step.
         np.multiply(vector, self.statistics.weight, out=vector)
         encoded = self.terms.encoding.encode(vector, self.rounding, encode_statistics(self.statistics, units))
+        # With the key, the aggregator could name the source behind a sum of few steps (decision 0024).
         self.rounding.erase()
         return encoded
 
