@@ -132,6 +132,7 @@ class ReleaseMarker:
         known = self._counts()
         if not known:
             raise self._refusal(f"lies here without its marker{_DOUBT}")
+        # An old file that was copied over the new one keeps its number, but the newer marker stays (decision 0009).
         if max(known) > count:
             raise self._refusal(f"is older than its folder: it knows of {count} releases of {max(known)}")
         if max(known) < count:  # killed between the two writes of a release
@@ -139,6 +140,7 @@ class ReleaseMarker:
 
     def advance(self, count: int) -> None:
         """Record that the state knows of ``count`` releases; on the disk when this returns. Raises OSError."""
+        # Renamed, not made anew: a kill at any moment leaves exactly one marker.
         self._path(max(self._counts(), default=0)).rename(self._path(count))
         sync_folder(self._state.parent)
 
@@ -262,6 +264,8 @@ class StateFile:
         await_descriptors()
         with self._clear_errors():
             self._database.execute("PRAGMA synchronous = FULL" if durable else "PRAGMA synchronous = NORMAL")
+            # The write lock from the start. Of two processes that read first and write later,
+            # both could see the last free place.
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield self._database

@@ -141,6 +141,7 @@ class LoadedKey:
         if len(peer_public) != KEY_BYTES:
             raise KeyAgreementError(f"an X25519 public key has {KEY_BYTES} bytes, not {len(peer_public)}")
         try:
+            # The library refuses a result of zeros (RFC 7748, section 6.1).
             return Secret(self._key.exchange(X25519PublicKey.from_public_bytes(peer_public)))
         except ValueError as error:
             raise KeyAgreementError("the public key is a point of low order") from error
@@ -232,6 +233,8 @@ def pair_seed(
     if halves is None:
         return derive(secret, salt=ctx2, label=Label.PAIR_MASK, parties=parties, block=block)
     low, high = halves if own < peer else reversed(halves)
+    # Parts of fixed length in a fixed order, so their concatenation has one reading. The
+    # seed is secret while one part is (T36).
     together = Secret(low.reveal() + high.reveal() + secret.reveal())
     seed = derive(together, salt=ctx2, label=Label.HYBRID_PAIR_MASK, parties=parties, block=block)
     for one in (secret, together):
@@ -345,6 +348,7 @@ class SharePair:
     self_secret: Secret
 
     def __post_init__(self) -> None:
+        # A malformed share is found where it arrives. In R4, the blame would be on the source that passes it on.
         element_of(self.master)
         element_of(self.self_secret)
 

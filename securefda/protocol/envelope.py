@@ -171,6 +171,7 @@ class Signed(Generic[BodyT_co]):
 
     def verify(self, public_key: bytes) -> bool:
         """Whether the signature is valid under ``public_key`` (32 bytes, Ed25519)."""
+        # Kept by key, never as one bit: what is valid under one site's key says nothing about another's.
         valid = self._valid_under.get(public_key)
         if valid is None:
             valid = signature_is_valid(public_key, self.type_name, self.signed_bytes, self.signature)

@@ -72,6 +72,8 @@ def least_threshold(degree: int, *, n: int, fewest: int, colluders: int, silent:
         silent: see :func:`runs_of`.
     """
     half, others = degree // 2, fewest - 1
+    # Hypergeometric, as colluders do not choose their places: one honest nonce makes
+    # the order random (SFDA-SA/2, section 7).
     marked = min(colluders, others)
     allowed = Fraction(math.comb(others, half), runs_of(n, silent) << SECURITY_BITS)
     above = 0
@@ -149,6 +151,7 @@ class Ring:
             KeyError: it is no member.
         """
         place, size, half = self._places[member], len(self.order), self.degree // 2
+        # So the code of both suites is one: SFDA-SA/1 is the ring on which all are neighbours.
         if self.degree >= size - 1:
             return frozenset(self.order)
         return frozenset(self.order[(place + step) % size] for step in range(-half, half + 1))

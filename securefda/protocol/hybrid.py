@@ -130,6 +130,7 @@ def check_box_key(public: bytes) -> None:
     Raises:
         KeyAgreementError: wrong length, a point of low order, or no key of ML-KEM-768.
     """
+    # First, as it also checks the length: the slice below would do with fewer bytes.
     _kem_public(public)
     agreement.check_public_key(public[:KEY_BYTES])
 
@@ -154,6 +155,8 @@ def _with_ml_kem(read: Callable[[bytes], KeyT], data: bytes) -> KeyT:
 
 def _combined(shared: Secret, exchanged: Secret, address: BoxAddress, ciphertext: bytes) -> Secret:
     """Both secrets have a fixed length, so their concatenation is unambiguous; the salt binds all public keys."""
+    # The post-quantum secret comes first, as in X-Wing. With the ciphertext in the info, nothing rests on how a KEM
+    # binds its ciphertext to its secret (decision 0032).
     together = Secret(shared.reveal() + exchanged.reveal())
     parties = (address.sender, address.recipient)
     key = derive(together, salt=address.ctx1, label=Label.HYBRID_BOX, parties=parties, bound=ciphertext)
@@ -190,6 +193,7 @@ class Half:
     @classmethod
     def of_pair_secret(cls, secret: Secret, *, owner: int, peer: int, ctx1: bytes) -> Half:
         """The half of ``owner``, as its peer derives it from what the box holds."""
+        # One derivation gives both: different output bytes of HKDF reveal nothing of each other.
         both = derive(
             secret, salt=ctx1, label=Label.PAIR_HALF, parties=(owner, peer), length=KEY_BYTES + RECOVERY_BYTES
         )

@@ -137,6 +137,7 @@ def _distinct_points(xs: Iterable[int]) -> tuple[int, ...]:
 def _uniform_element(random_bytes: RandomBytes) -> int:
     """Uniform below p: of 257 random bits, values from p on are rejected rather than reduced."""
     for _ in range(_MAX_DRAWS):
+        # Reduced modulo p, small values would be likelier, and fewer than t shares would say something of the secret.
         value = int.from_bytes(draw(random_bytes, SHARE_BYTES), "big") & ((1 << PRIME.bit_length()) - 1)
         if value < PRIME:
             return value
@@ -157,4 +158,6 @@ def _weight_at_zero(points: tuple[int, ...], x: int) -> int:
         if other != x:
             numerator = numerator * other % PRIME
             denominator = denominator * (other - x) % PRIME
+    # In variable time, as all of Python's integers. These points are public. Timing of the rest would be a side channel
+    # of the source's own machine, which is out of scope (threat_model/README.md).
     return numerator * pow(denominator, -1, PRIME) % PRIME

@@ -46,6 +46,8 @@ class X25519Boxes:
         Raises:
             KeyAgreementError: that key gives no shared secret.
         """
+        # The caller need not know which kind of box it seals: only hybrid ones hold
+        # what follows from the master secret.
         del master
         key = agreement.sealing_key(self._key, peer_public, address)
         box = agreement.seal_box(key, address, shares, random_bytes, report)
@@ -112,6 +114,7 @@ class HybridBoxes:
         content = extra.reveal() if extra else b""
         secret, report = Secret(content[: hybrid.PAIR_SECRET_BYTES]), content[hybrid.PAIR_SECRET_BYTES :]
         half = Half.of_pair_secret(secret, owner=address.sender, peer=address.recipient, ctx1=address.ctx1)
+        # Checked now, while its sender is the suspect (SHARE_HALF). Later a wrong half would cost the sum.
         half.require(address.commitment)
         for derived in (half.half, half.recovery_key):
             derived.erase()

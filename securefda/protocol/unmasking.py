@@ -43,6 +43,7 @@ def points_on_polynomial(shares: Mapping[int, Secret], threshold: int) -> frozen
     """
     values = {}
     for x, share in shares.items():
+        # A malformed share counts as a wrong one: decoding goes on without it.
         with contextlib.suppress(ShareError):
             values[x] = element_of(share)
     if len(values) < threshold:
@@ -185,6 +186,7 @@ class _Parity:
 
         ``seed`` is a digest of the shares that are checked, so that their senders could not know f.
         """
+        # A digest is below 2^256, and so below p: a coefficient without reduction, and without bias.
         polynomial = [
             int.from_bytes(sha256(seed + power.to_bytes(4, "big")).digest(), "big")
             for power in range(len(xs) - threshold)
@@ -265,6 +267,7 @@ def _other_weights(shares: Mapping[int, Secret], threshold: int) -> Iterator[Lag
     agreeing = sorted(points_on_polynomial(shares, threshold))[:threshold]
     if len(agreeing) == threshold:
         yield _weights(tuple(agreeing))
+    # The first set of all is the caller's own, which has failed.
     for subset in itertools.islice(itertools.combinations(sorted(shares), threshold), 1, MOST_SUBSETS):
         yield _weights(subset)
 

@@ -100,6 +100,7 @@ def norm_codes(norms: npt.ArrayLike, sizes: Sequence[int], limits: npt.ArrayLike
     """
     bounds, exact = _limits(limits, len(sizes)), _norms(norms, len(sizes))
     grids = (limit * (_COARSE if size < SMALL_LAYER else _FINE) for size, limit in zip(sizes, bounds, strict=True))
+    # The largest code whose value is not above the norm. A norm that is rounded up could raise a cap (decision 0015).
     return bytes(int(np.searchsorted(grid, norm, side="right")) - 1 for grid, norm in zip(grids, exact, strict=True))
 
 
@@ -156,6 +157,7 @@ def caps_for(reports: npt.ArrayLike, *, kappa: float, others: int) -> Vector:
     count = checks.whole_number("others", others, least=1)
     if table.shape[0] <= count:
         return np.zeros(table.shape[1])
+    # Only the smallest others count: the aggregator may drop the large ones after the inputs have left (decision 0013).
     squares = np.sort(np.square(table, dtype=np.float64), axis=0)
     partial_sums = np.zeros((count + 1, table.shape[1]))
     np.add.accumulate(squares[:count], axis=0, out=partial_sums[1:])

@@ -111,6 +111,7 @@ def accept_header(
 
     before = site.store.trained_from(body.run_id, site.trainer.initial_model)
     if origin.number == 0:  # 31
+        # Without units, what the store returned is the run's first model already.
         own_first = before.model if before.units is None else site.trainer.initial_model()
         require_initial(body, model, own_first, site.policy.model.digests)
     limit = site.policy.limits.model_step  # 32 and 33

@@ -181,6 +181,7 @@ def check_missed(body: MissedResult, *, roster: Roster, run_id: bytes) -> Missed
         require(of_this, check, f"receipt of {name}: for another result")
     positions = {(receipt.body.round, receipt.body.number) for receipt in body.receipts}
     require(len(positions) <= 1, check, "its receipts differ in round or number")
+    # None of them counts for more than another, so all must name one place in the chain.
     round_number, number = max(positions, default=(0, 0))
     return Missed(result, frozenset(givers), number, round_number)
 
@@ -216,9 +217,11 @@ def origin_of(
         FaultyAggregatorError: ``check``, the model is not of a result that this source can trust.
     """
     previous, taken, accepted = claim.previous_result_digest, known.taken, known.accepted
+    # Only the newest: to train from an older model once more would answer a second question about it (T40).
     if taken is not None and previous == taken.digest and taken.number == known.number:
         _require_model(claim, taken.model_digest, check)
         return Origin(taken.number, taken.round)
+    # Without a result in between, another attempt or round has the same model.
     if accepted is not None and previous == accepted.previous_result_digest and accepted.number == known.number:
         _require_model(claim, accepted.model_digest, check)
         return Origin(accepted.number, accepted.model_round)
@@ -229,6 +232,7 @@ def origin_of(
         raise _too_few(0, limits.max_colluders + 1, check)
     _require_model(claim, missed.result.body.model_digest, check)
     caught_up = _own_last_session(accepted, taken, missed.result)
+    # Before its last answer, the session cannot have had a true result (decision 0021).
     if caught_up is not None and accepted is not None and accepted.answered:
         count = missed.result.body.count
         require(accepted.answered in (count, UNKNOWN_COUNT), "RESULT_COUNT", f"{count} of {accepted.answered}")

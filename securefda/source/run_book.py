@@ -118,6 +118,7 @@ class RunBook(StateFile):
         with self._transaction(durable=False) as database:
             own = "DELETE FROM unfinished WHERE (run_id, round, for_good) = (?, ?, 0)"
             database.execute(own, (run_id, round_number))
+            # Not all of them: every result would then buy as many questions as may fail in a row (decision 0001).
             oldest = "DELETE FROM unfinished WHERE rowid = (SELECT min(rowid) FROM unfinished WHERE for_good = 0)"
             database.execute(oldest)
 
@@ -149,6 +150,8 @@ class RunBook(StateFile):
                 hint = f"ask the target's site; where it was this site that was stopped or too slow: {ACCEPT_RUN}"
                 raise PolicyRefusal(UNFINISHED, asked, f"{self._limits.max_unfinished} of them", hint=hint)
         if known is not None:
+            # By rowid, which is new where a run began again: runs of earlier days must not stay
+            # open beside today's (decision 0001).
             (later,) = database.execute("SELECT count(*) FROM runs WHERE rowid > ?", (known[1],)).fetchone()
             if later < max(1, self._limits.max_runs):
                 return False

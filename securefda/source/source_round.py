@@ -121,6 +121,7 @@ class SourceRound:
         """Seconds to wait for the next message."""
         phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
         match self.phase:
+            # The waits of section 14, with room for all that the aggregator itself may wait for in between.
             case source_session.AwaitingKeyList() | source_session.AwaitingRoll():
                 return 2 * phase_s + training_s
             case source_session.AwaitingShares() if self.header.body.graph is None:  # others may still train
@@ -232,6 +233,7 @@ def _train(site: SourceSite, accepted: AcceptedRound) -> _Trained:
         result = site.trainer.moments(
             accepted.model,
             header.round,
+            # One bound for a row's whole vector, to which noise is scaled: the least clip (section 6, second moments).
             bound=min(layer.clip for layer in header.layers),
             permitted=partial(check_moments, site.policy),
             run_id=header.run_id.hex(),
@@ -267,7 +269,10 @@ def _train(site: SourceSite, accepted: AcceptedRound) -> _Trained:
     factor = alignment_of(header, steps=result.steps, learning_rate=result.learning_rate)
     update = with_pull(header, aligned_update(header, result.update, factor), result.pull)
     if not terms.plan.rule.adds_moments:  # moments are no measure of how far training moves a model
+        # In this source's first round of the run this also checks the model's step:
+        # only now there is a unit to check it in.
         units = accepted.course.units_after(result.update)
+        # Before the update can leave, and never for a model whose step was refused (decision 0021).
         site.store.remember_trained(header.run_id, accepted.origin.number, accepted.model, header.model_digest, units)
     return _Trained(
         record,
@@ -323,6 +328,8 @@ def continue_round(site: SourceSite, current: SourceRound, message: Signed[Body]
     answer: Signed[Body]
     match current.phase, message.body:
         case source_session.AwaitingKeyList() as phase, KeyList():
+            # Empty, and not refused, where no cap holds: everyone commits in R1, with
+            # a report or without (decision 0033).
             report = current.pending.report if current.pending else None
             codes = report.codes if report else b""
             following, answer = source_session.receive_key_list(phase, received, site.random_bytes, codes)
@@ -427,6 +434,7 @@ def _release_in_clear(site: SourceSite, accepted: AcceptedRound, trained: _Train
     check_metadata(site.policy, body)
     check_metrics(header.body, handed_in=not site.with_noise, update=body)
     _burn_fuse(site, header)
+    # This is its last answer in the session: from here on there can be a true result (decision 0021).
     site.store.answered(header.body.run_id, UNKNOWN_COUNT)
     trained.record["summed"] = 1
     signed = site.signer.sign(header.envelope.session_id, header.digest(), body)
@@ -445,6 +453,7 @@ def capped_and_encoded(
         FaultyAggregatorError: CLIPPED, too many coordinates are beyond the ranges.
     """
     if current.pending is None:
+        # No message can cause this, so it is a fault of ours and accuses nobody.
         raise RuntimeError("this round has no contribution left to mask")
     own = current.pending.capped(ready.reports)
     if own.caps is not None:

@@ -185,6 +185,7 @@ class SourceRun:
         ignored. Training comes first if the message needs it.
         """
         self._process.require_original()
+        # A driver need not have called `train`. R1 has the norm report, which follows from the trained update.
         refusals = self.train() if isinstance(parcel.message.body, KeyList) else []
         return refusals + self._answers(parcel, partial(self._dispatch, parcel))
 
@@ -297,6 +298,8 @@ class SourceRun:
         if accepted.origin.caught_up is not None:  # this site missed the result of its last session until now
             site.store.record_result(body.run_id, accepted.origin.caught_up)
             receipts.append(receipt_for(site, body.run_id, accepted.origin.caught_up))
+        # Before anything of the session leaves: a source that is killed now never
+        # answers this header again (HEADER_REPLAY).
         site.store.accept_header(header, accepted.origin.number, accepted.origin.round)
         site.witness.journal.enter(header)
         self._reporter.round_started(body.round, accepted.level.label, body.rule.rule)
@@ -317,6 +320,7 @@ class SourceRun:
 
     def _continue_round(self, message: Signed[Body]) -> Outcome:
         if self._round is None:
+            # Not a fault: the aggregator may have sent it before it heard that this source had given up.
             if message.envelope.session_id == self._ended_session:
                 return Skipped()
             raise FaultyAggregatorError("ORDER", f"{message.type_name} outside a session")
@@ -378,6 +382,7 @@ class SourceRun:
                 "this site builds another model than the aggregator",
                 hint="use the same task, task options, frozen layers and securefda version at every site",
             )
+        # Section 13: the abort of another session ends nothing, or an old one could be replayed (T13).
         if current is None or message.envelope.session_id != current.header.envelope.session_id:
             return
         accused = [] if body.accused is None else [body.accused]

@@ -314,6 +314,8 @@ class SourceStore(RunStore):
                     "ended": False,
                 },
             )
+            # The terms of a round in which nothing left are written over: a header that was
+            # refused binds nobody (decision 0031).
             database.executemany(
                 "INSERT OR REPLACE INTO sum_terms (run_id, sources, round, terms) "
                 "SELECT :run, :sources, :round, :terms "
@@ -358,6 +360,7 @@ class SourceStore(RunStore):
             SecureFdaError: it was burnt before, or cannot be written; nothing may leave then.
         """
         with self._transaction() as database:
+            # Without OR IGNORE: a second fuse of the round must fail here.
             database.execute("INSERT INTO fuses (run_id, round) VALUES (?, ?)", (run_id, round_number))
         with self._clear_errors():
             # Beside the file: an older copy of it, put back, would not know of this release.
@@ -371,4 +374,6 @@ class SourceStore(RunStore):
                 "VALUES (:run_id, :round, :digest, :model_digest, :number, :session_id, :context)",
                 {"run_id": run_id} | asdict(result),
             )
+        # The folder first: if the site is killed in between, the round counts as
+        # unfinished, which errs on the safe side.
         self._runs.result_accepted(run_id, result.round)
