@@ -200,12 +200,14 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
     """
     if path.exists() and not path.is_symlink() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EEXIST, "a device or a pipe is in its place", str(path))
+    # A name that nobody can guess, and O_EXCL: no link that lies in wait is followed.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = open_patiently(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
+            # Before it gets its name: after a power cut the name could lead to an empty file.
             os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:

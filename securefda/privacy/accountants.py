@@ -76,9 +76,11 @@ def _epsilon(groups: tuple[_Group, ...], delta: float, accountant: str) -> float
     orders = np.array(ORDERS)
     total = np.zeros_like(orders)
     for noise_multiplier, sampling_rate, steps in groups:
+        # Rényi divergences of the same order add up over steps (Mironov 2017, Proposition 1).
         total += steps * rdp_of_a_step(noise_multiplier, sampling_rate)
     # Balle et al. 2020, Theorem 21: less epsilon than Mironov 2017, Proposition 3, from the same divergences.
     values = total + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    # Every order gives a valid epsilon, so the least of them is one.
     by_rdp = max(0.0, float(np.min(values)))
     if accountant == "rdp" or by_rdp > _PRV_LIMIT or delta < LEAST_PRV_DELTA:
         return by_rdp

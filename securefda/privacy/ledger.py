@@ -193,6 +193,7 @@ class Ledger:
                 "limit": repr(float(budget.epsilon)),
                 "spent": repr(after),
             }
+            # On the disk before the first noisy step (decision 0017): from here on a killed process has paid.
             state.append("reserved", now, {"event": event_fields(event), **paid})
         warning = delta_warning(budget.delta, self._data.samples)
         return Reservation(state.head.count, event, after, max(0.0, after - before), warning, state.head)
@@ -292,6 +293,7 @@ class Ledger:
             if steps > event.steps:
                 late.append(("more steps than reserved", replace(event, steps=steps - event.steps)))
             if row.number < last_reset(state.rows):
+                # The reset took this charge off, and the round's release is still to come.
                 late.append(("finished after a reset", event))
             for why, charge in late:
                 state.append("charged", now, {"of": row.number, "why": why, "event": event_fields(charge)})
@@ -373,9 +375,12 @@ class Ledger:
         check_reason(reason)
         with self._changing(overrule=True) as state:
             state.check_owner(self._data)
+            # To accept a ledger that lacks rows would give back what they cost. A reset says how many are missing, and
+            # gives up the guarantee of all rows.
             if kind == "accepted":
                 state.check_complete()
             fields: dict[str, Any] = {"reason": reason.strip(), "doubt": state.doubt}
+            # Bound anew, to the present file and the present rows: that is what the site accepts.
             fields |= bound_to(self._data, state.file)
             said = statement(state.rows[0].fields["ledger"], kind, now, fields, state.head)
             state.append(kind, now, fields | {"signature": sign(said).hex()}, keep_time=True)
@@ -478,6 +483,7 @@ def _connection(path: Path, wait_s: float) -> Iterator[tuple[sqlite3.Connection,
 
 @contextmanager
 def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    # The write lock from the start: two processes that read first could both spend the last of a budget.
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

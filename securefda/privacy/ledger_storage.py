@@ -170,6 +170,8 @@ def read_chain(stored: Iterable[tuple[int, str, bytes]]) -> tuple[Row, ...]:
     Raises:
         ValueError: a row was changed, taken out, put in or moved; the text names it.
     """
+    # The chain starts from zeros. It shows changes inside; rows cut off at the end
+    # are for the markers and the logs to show.
     rows: list[Row] = []
     head = NO_ROWS
     for number, body, digest in stored:
@@ -307,6 +309,7 @@ class LedgerState:
             why = f"data set {data.name} has changed since it was last used: fingerprint {earlier} then, "
             why += f"{_in_short(data.fingerprint)} of {data.samples} rows now"
             raise ConfigError(str(self._path), why, hint=_HINT_DATA)
+        # By these times reservations end, and a reset overrules the charges of the audit logs before it.
         if now is not None and now < self.rows[-1].time - CLOCK_SLACK_S:
             why = f"says {utc_second(now)}, but the privacy ledger was written at {utc_second(self.rows[-1].time)}"
             raise ConfigError("clock", f"{why}: it was moved back", hint=f"set the clock; where it is right: {ACCEPT}")
@@ -425,6 +428,7 @@ class RowMarkers:
         """Say what is wrong with rows that were read after ``markers``, which are :meth:`all`."""
         if not markers:
             return Doubt("is here without its marker, so it may be an old copy")
+        # Markers were read before the rows: a row can have come since, but none can have gone.
         count, _ = max(markers)
         if count > len(rows):
             missing = f"it has {len(rows)} rows of {count}, {count - len(rows)} are missing"

@@ -132,6 +132,7 @@ class NoiseSource:
         flat, grid = hidden.view(-1), grid_of(std)
         for start, steps in self._blocks(flat.numel(), std / grid):  # noise in steps of the grid, 2^20 to 2^21
             part = flat[start : start + steps.numel()]
+            # The grid is a power of two, so dividing and multiplying by it rounds nothing.
             part.copy_(steps.add_(part, alpha=1 / grid).round_().mul_(grid))
         return hidden.to(tensor.device)
 
@@ -194,6 +195,7 @@ class _Block:
 
     def _transform(self, scale: float) -> None:
         """Turn the bits into radii, halved and scaled, and into angles."""
+        # In place throughout: beside another array of its size, the block would not fit in the cache.
         radius = torch.from_numpy(self._radius).copy_(self._radius_bits)
         # the square of a uniform on (0, 1], fine near zero: the sign is gone, and no offset lost
         torch.addcmul(_SMALLEST_SQUARE, radius, radius, value=2.0**-126, out=radius)
@@ -224,6 +226,7 @@ def take_noise_from(source: NoiseSource, optimizer: DPOptimizer, team: Team | No
         ValueError: another optimizer of Opacus (adaptive or per-layer clipping, several processes), which draws
             noise in places of its own; or the noise multiplier or the clip norm is not above zero.
     """
+    # Not isinstance: subclasses clip by layers or adaptively, and draw noise in places of their own.
     if type(optimizer) not in _KNOWN:
         names = " and ".join(known.__name__ for known in _KNOWN)
         raise ValueError(f"noise can be replaced in {names}, not in {type(optimizer).__name__}")

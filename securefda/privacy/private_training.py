@@ -196,6 +196,7 @@ def train_private(
         )
     taken, variance = schedule.steps_per_round, 0.0
     if settings.dp.correct_projection:
+        # From the settings only: a variance, and never the noise that was drawn.
         variance = settings.noise_variance(len(data), schedule.sampling_rate, taken)
     return LocalResult(update, taken, len(data), None, None, settings.learning_rate, noise_variance=variance)
 
@@ -409,8 +410,12 @@ def _ghost_backward(model: nn.Module, optimizer: Any, row_loss: nn.Module, featu
             raise _no_gradient_of_each()
     of_inputs, bound = [_lengths(inputs) for _, inputs, _ in layers], float(optimizer.max_grad_norm)
     norms = _row_norms(layers, of_inputs)
+    # A little below the bound, so that rounding seldom makes a scaled row longer
+    # than it, and the row is not lost below.
     factors = (bound / (norms * (1 + 1e-5) + 1e-6)).clamp(max=1.0)
     scaled = [(layer, inputs, outputs * factors.to(outputs).unsqueeze(1)) for layer, inputs, outputs in layers]
+    # The other rows count as rows without gradient. An error would reveal to the sender of the
+    # model that there is one (decision 0018).
     fit = norms.isfinite() & (_row_norms(scaled, of_inputs) <= bound)
     for layer, inputs, outputs in scaled:
         rows = fit.to(outputs.device)
@@ -502,6 +507,7 @@ def _made_private(
     model: nn.Module, row_loss: nn.Module, data: Samples, settings: TrainingSettings, dp: NoiseSettings
 ) -> tuple[Any, Any]:
     """Opacus' model and optimizer. Its loader and its accountant are not used: rows and epsilon come from us."""
+    # Opacus takes only counts from it: no row is ever loaded.
     loader = DataLoader(TensorDataset(data.labels), batch_size=settings.batch_size)
     given = [parameter for parameter in model.parameters() if parameter.requires_grad]
     rate, decay = settings.learning_rate, settings.weight_decay

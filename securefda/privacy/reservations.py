@@ -152,6 +152,7 @@ def require_unreserved(
     """
     if not held:
         return
+    # All together in one account: epsilons of parts do not add up to that of the whole.
     promised = [*past, *events_of(held.values())]
     spent, before, after = (
         epsilon(events, budget.delta, budget.accountant) for events in (past, promised, [*promised, *wanted])

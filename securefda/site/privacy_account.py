@@ -65,6 +65,7 @@ def data_set_of(site_id: str, name: str, rows: Rows) -> DataSet:
     Rows without labels have another digest than the same rows with labels.
     """
     digest = hashlib.sha256(_FINGERPRINT)
+    # Type and shape first: the same bytes can be other rows.
     for part in rows.tensors:
         digest.update(f"{part.dtype} {tuple(part.shape)}\0".encode())
         digest.update(part.detach().contiguous().cpu().numpy().tobytes())

@@ -136,6 +136,7 @@ class PrivateTrainer(SiteTrainer):
         self._kept = None
         rows = self.samples
         sums = torch.from_numpy(Moments.of(*head_rows(self, received), bound=bound).means() * rows)
+        # All that can fail because of the rows or the model comes before the charge, which is never taken back.
         event = self.release_of_moments(run_id, round_number, attempt, bound)
         reservation = self.account.reserve(event)
         noise = NoiseSource(self._random_bytes)
@@ -190,6 +191,8 @@ class PrivateTrainer(SiteTrainer):
             )
         asked = ("update", run_id, round_number, sha256(vector_to_wire(received)).digest(), factor)
         kept = self._kept
+        # The same release once more teaches nothing new, so it costs nothing. After
+        # a reset its charge no longer counts.
         if on_step is None and kept is not None and kept.of == asked and self.account.still_counts(kept.reservation):
             return kept.result
         self._kept = None
@@ -197,6 +200,7 @@ class PrivateTrainer(SiteTrainer):
         settings = self.settings.with_learning_rate_factor(factor)
         if self.team is not None:
             self.team.require_all()  # before anything is charged
+        # In full, before the first step (decision 0017).
         reservation = self.account.reserve(self.event(run_id, round_number, attempt))
         if self.team is not None:
             self.team.order(TrainingOrder(received, not_federated(self.module), settings, self.threads, None))
