@@ -238,6 +238,7 @@ class Attempt:
         """Hand a message to the session, by the phase's row of `_PHASES`; a late one is discarded."""
         phase, kind = _PHASES[type(self._state)], type(message.body)
         order = [one.message for one in _PHASES.values()]
+        # Late, and not false: its sender could not know that the step was over (section 11).
         if kind in order and order.index(kind) < order.index(phase.message):
             return
         if kind is not phase.message:
@@ -280,6 +281,8 @@ class Attempt:
 
     def _close_shares(self, state: aggregator_session.CollectingShares) -> list[Send]:
         self._state, deliveries = aggregator_session.close_shares(state)
+        # On the disk before a delivery leaves. With it a source masks, and from then on a second attempt could give a
+        # second sum of the same updates (decision 0002).
         self._release()
         return self._give_up(set(state.received) - self._state.u2, Step.SHARES) + self._to_each(deliveries)
 
@@ -343,6 +346,7 @@ class Attempt:
             setting: key of the setting for this deadline.
         """
         for index in sorted(waiting):
+            # A source that was still sending is slow, not gone: a longer deadline helps.
             fraction = arrived.get(index, 0.0)
             self._forget(index, f"{fraction:.0%} of its update had come in time" if fraction else "no answer in time")
             if fraction:
@@ -359,6 +363,7 @@ class Attempt:
         if index in self.gone or index not in self._masked | self._in_clear:
             return
         session_id = self.header.envelope.session_id
+        # In any context: a source may leave from whatever view of the session it was shown.
         roster, context = self._session.roster, envelope.context
         if envelope_fault(message, roster=roster, sender=index, session_id=session_id, context=context):
             return

@@ -82,6 +82,7 @@ def round_total(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) 
     for partial in sums.partial_sums:
         if not partial.statistics.weight > 0:
             raise FaultySum("a sum has no samples")
+        # Each sum by itself: in the total, a false sum could hide behind honest ones.
         check_sum(terms, partial.vector, partial.statistics.weight, len(partial.members))
     match sums.partial_sums:
         case [only] if only.level is not Visibility.COHORT:  # it is the total: a copy would be as long as the model
@@ -103,6 +104,7 @@ def _added_up(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) ->
             share = partial.statistics.kept / samples
             alignment = alignment_of_share(share) if terms.plan.aligns_estimates_only else 1.0
             contribution = evaluate_at_target(terms, target, partial.vector / samples, alignment)
+            # As a source clips its own: levels differ in what is seen, and not in what is computed (decision 0005).
             clip_contribution(terms.header, contribution)
             total.add(contribution, samples)
             found = contribution.errors and contribution.errors.times(samples)

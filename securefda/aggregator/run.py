@@ -496,6 +496,7 @@ class AggregatorRun:
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         attempt = Attempt(session, current.target, self._store.mark_released)
         participants = header.body.participants
+        # Before the header, as a missed result counts for the next header only (section 6).
         sends = self._model.receipts.missed_results_for(participants)
         sends += [Send(index, self._model.header_for(header, index, current)) for index in participants]
         now = self._site.clock()
@@ -551,6 +552,7 @@ class AggregatorRun:
         except FaultySum as error:
             return self._reject_sums(current, attempt, waiting, error)
         self._attendance.forget_trouble(sums.survivors)
+        # On the disk before the result leaves: a source that has it would refuse a header that does not continue it.
         result = self._model.finish_round(current, attempt.header, sums, change)
         self._progress = replace(self._progress, losses=())
         return BetweenRounds(self._site.clock()), [Send(index, Parcel(result)) for index in waiting]

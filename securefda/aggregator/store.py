@@ -177,6 +177,7 @@ class AggregatorStore(RunStore):
     def begin_attempt(self, round_number: int, attempt: int, request: RoundRequest) -> None:
         """Write that an attempt begins and what it asks for, before its header is published."""
         with self._transaction() as database:
+            # Released is 0 again: an attempt begins only where nothing of the one before can have left.
             row = (round_number, attempt, request.terms, request.at_sum)
             database.execute("UPDATE run SET round = ?, attempt = ?, terms = ?, at_sum = ?, released = 0", row)
 
@@ -222,6 +223,7 @@ class AggregatorStore(RunStore):
                 database.execute(
                     "INSERT OR REPLACE INTO last_result VALUES (0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", kept.row()
                 )
+                # In the same transaction: receipts beside another result would be taken for its own.
                 database.execute("DELETE FROM receipts")
                 beside = b"" if result_model is None else vector_to_wire(result_model)
                 database.execute("UPDATE run SET result_model = ?", (beside,))
@@ -259,6 +261,7 @@ class AggregatorStore(RunStore):
             if peaks is not None:
                 self._keep_peaks(database, peaks)
             self._insert_record(database, record)
+            # A round that was given up is not tried again, not even after a restart.
             database.execute("UPDATE run SET round = ?, released = 1", (record["round"],))
         self._remember_record(record)
 

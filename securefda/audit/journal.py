@@ -306,6 +306,7 @@ class MessageRecorder:
         entry = self._entry(sent, peer, message, wire_bytes)
         body = message.body
         shows_more = isinstance(body, Header) and shown_by(body, Visibility.SUM) != "model"
+        # One forced write for all messages of a batch: nothing of it leaves before its last record is on the disk.
         self._unforced = self._unforced or (sent and (shows_more or isinstance(body, _RELEASES)))
         self._journal.append(entry, durable=self._unforced and not more)
         self._unforced = self._unforced and more

@@ -60,12 +60,14 @@ class AuditLog:
         path = self._folder / log_files.LOCK
         with log_files.disk_errors(path, "opened"):
             lock = open_patiently(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, log_files.FILE_MODE)
+            # Two writers would each sign a tree of their own, which is a fork by the site's own key.
             if not _locked(lock):
                 os.close(lock)
                 hint = "end the other process, or let this one take part in another run"
                 raise AuditError(self._folder, "is being written by another process", hint=hint)
         self._lock = lock
         try:
+            # Before the tail is opened for writing: the first write would hide what was wrong with it.
             self._state: State = recover(folder, name, key.public_key())
             self._tail = self._open_tail()
             if self._state.full:  # the process died between the last record of a bundle and its name
@@ -266,8 +268,11 @@ class AuditLog:
         return -1 if self._state.last is None else self._state.last[1].size
 
     def _sign_head(self) -> None:
+        # Records on the disk before the signature exists. Others remember a checkpoint as soon as they see it, and a
+        # power cut must not take from this site what they remember (decision 0019).
         with log_files.disk_errors(self._folder / log_files.TAIL, "written"):
             os.fsync(self._tail)
+        # Proofs to others need the hashes that no file has yet.
         self._unfinished = {tile.path: tile.hashes for tile in self._state.levels.partials()}
         self._proofs = {}
         head = Checkpoint(self._name.origin, self.size, self._state.levels.root())
@@ -402,6 +407,8 @@ def recover(folder: Path, name: LogName, key: Ed25519PublicKey) -> State:
         raise AuditError(folder / log_files.CHECKPOINTS, "lacks the newest checkpoint", hint=HINT)
     head = None if note is None else _checked_head(folder, note, name, key)
     levels = _levels_of_bundles(folder, 0 if head is None else head.size // WIDTH)
+    # Records behind the checkpoint are complete and unsigned, as after a kill.
+    # Those before it must have the signed root.
     if head is not None and head.size < levels.size and log_files.root_at(folder, head.size) != head.root:
         raise _not_signed(folder)
     state = _replay_tail(folder, name, levels, head)

@@ -191,6 +191,7 @@ def _quorum(parts: Parts) -> None:
     lists = parts.survivors.body
     digest = survivors_digest(parts.survivors.envelope.context, lists)
     alive = {one.index for one in lists.survivors}
+    # Only signatures of survivors over this very list: one over another list says nothing about this input.
     signers = {one.sender for one in parts.signatures if one.body.survivors_digest == digest and one.sender in alive}
     needed, fault = parts.header.body.threshold, header_fault(_said(parts, parts.receipt.header))
     _require(not fault, f"the header has {fault}")

@@ -183,6 +183,7 @@ class HeadReader:
         for size in sizes:
             before = heads[-1].size if heads else 0
             head = self._read_file(folder / checkpoint_path(size), before)
+            # A checkpoint under the name of another could hide that one is missing.
             if head.size != size:
                 raise Unfit("replayed", before, f"the checkpoint of {size} records is one of {head.size}")
             heads.append(head)
@@ -218,12 +219,14 @@ class HeadReader:
             head = Checkpoint.parse(note.text)
         except NoteError as error:
             raise Unfit("unreadable", before, f"a checkpoint cannot be read: {error}") from error
+        # The site's key signs the logs of all its runs, so a valid signature does not say which log this is.
         if head.origin != self._name.origin:
             raise self._of_another_log(head.origin, before)
         try:
             signers = note.check([self._log_key, *self._witnesses, *self._lasting])
         except NoteError as error:
             raise Unfit("bad-signature", before, f"the checkpoint of {head.size} records: {error}") from error
+        # Cosignatures alone prove nothing of the party: its witnesses could have made this one together.
         if self._log_key not in signers:
             raise Unfit("bad-signature", before, f"the party did not sign the checkpoint of {head.size} records")
         witnesses = sorted(self._witnesses[key] for key in signers if key in self._witnesses)
@@ -330,8 +333,10 @@ class Walk:
                     if index % WIDTH == 0 or not tile:
                         tile = self._tile_from(index)
                     if tile and tile[index % WIDTH] != leaf:
+                        # The tree up to here is as signed. `_tiles_are_signed` goes on from it with what the tiles say.
                         before, expected = self.levels.copy(), tile[index % WIDTH]
                         self.divergence = Divergence(index, before, expected, leaf, _claimed_seq(entry))
+                # Behind a divergence every record can be in another place than it says, for no fault of its own.
                 if self.wrong is None and self.divergence is None:
                     self.wrong = self._fault_of(index, entry)
                 for full in self.levels.append(leaf):
@@ -525,6 +530,7 @@ def verify_log(
     except Unfit as error:
         return Verification(0, 0, b"", (), error.finding, ())
     newest = heads[-1]
+    # Only what another site vouches for, too, can anchor a finding: the party's key may be stolen.
     anchors = [*outside, *(head for head in heads if len(head.witnesses) >= max(witnesses_needed, 1))]
     vouched = frozenset((head.size, head.root) for head in anchors)
     # Checkpoints of one size with different roots are a fork: the records can have only one of the roots
@@ -539,6 +545,7 @@ def verify_log(
     notes = _notes(walk, outside)
     is_lasting = True
     if name.party in ml_dsa:
+        # A roster can have fewer ML-DSA keys than witnesses are asked for.
         lasting = _lasting_size(heads, name.party, min(witnesses_needed, len(ml_dsa) - 1))
         is_lasting = lasting_finding(_lasting_size(heads, name.party, 0), newest.size, len(keys)) is None
         finding = finding or lasting_finding(lasting, newest.size, len(keys))
@@ -559,6 +566,7 @@ def _lasting_size(heads: Sequence[Head], party: str, needed: int) -> int:
     """Return how many records the party and so many other sites vouch for with ML-DSA, in whichever checkpoints."""
     last: dict[str, int] = {}
     for head in heads:
+        # Heads come in rising size: of each site, the largest one stays.
         last |= dict.fromkeys(head.lasting, head.size)
     own = last.pop(party, 0)
     others = sorted(last.values(), reverse=True)
@@ -575,6 +583,7 @@ def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: i
             return _unlocated(walk, needed)
         what = f"the checkpoint of {size} records is of others than these, and another checkpoint contradicts it"
         return Finding("forked", walk.anchored, exact=False, what=what)
+    # Only now: what a record says of itself is worth less than the tree that was signed over it.
     if walk.wrong is not None and walk.wrong.index < walk.covered:
         return walk.wrong
     if walk.levels.size < walk.covered:
@@ -585,6 +594,7 @@ def _judge(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: i
 
 def _judge_whole(walk: Walk, heads: Sequence[Head], outside: Sequence[Head], needed: int) -> Finding | None:
     """Return the finding for a log that agrees with its newest checkpoint, or None."""
+    # An older state of a log is a good log by itself. Only a checkpoint that another site holds shows its age (T27).
     if outside and outside[-1].size > walk.levels.size:
         what = f"another site holds a checkpoint of {outside[-1].size} records, this log signs {walk.covered}"
         return Finding("replayed", walk.covered, exact=True, what=what)

@@ -204,6 +204,7 @@ class Witness:
             lines = [Signature.parse(line) for line in body.signature.splitlines(keepends=True)]
             if len(lines) < len(keys) and index in self._due:
                 raise CheckpointError("COSIGNATURE_ML_DSA", f"no cosignature of ML-DSA over {body.size} records")
+            # ML-DSA first: where its line is wrong, that of Ed25519 is not kept either.
             for line, key in reversed([*zip(lines, keys[: len(lines)], strict=True)]):
                 self._note = self.journal.cosigned(body.size, line, key)
         except ValueError as error:  # also where there are more lines than keys
@@ -219,6 +220,7 @@ class Witness:
         Raises CheckpointError if the header has another checkpoint, or too few have cosigned it.
         """
         note, head = self._signed_by(self._roster.target.index, header.previous_checkpoint)
+        # That very one. Under an older one, records since then could be replaced without this source noticing.
         if self._memory.cosigned(head.origin) != (head.size, head.root):
             raise CheckpointError("CHECKPOINT_HEADER", "not the checkpoint that this site cosigned last")
         needed = witnesses_needed(header, max_colluders)
@@ -232,6 +234,7 @@ class Witness:
     def _is_continued(self, shown: Checkpoint, head: signed_notes.Checkpoint) -> bool:
         """Return whether the proof continues the cosigned head. Raises CheckpointError if it contradicts it."""
         old_size, old_root = self._memory.cosigned(head.origin) or (0, b"")
+        # In the order of the specification, section 11: a log that shrinks is told from one that forks.
         if head.size < max(old_size, 1):
             raise CheckpointError("CHECKPOINT_SHRINKS", f"{head.size} records, after {old_size}")
         if head.size == old_size and head.root == old_root:
@@ -265,6 +268,7 @@ class Witness:
             signers = note.check(keys)
         except NoteError as error:
             raise CheckpointError("CHECKPOINT_SIGNATURE", str(error)) from error
+        # Headers carry the line of Ed25519 only (section 11).
         if keys[0] not in signers:
             raise CheckpointError("CHECKPOINT_SIGNATURE", "signed with ML-DSA alone")
         return note, head

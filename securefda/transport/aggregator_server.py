@@ -90,9 +90,11 @@ class FederationServicer(FederationServiceServicer):
         """Return the site whose roster entry has the key of the caller's certificate."""
         facts = context.auth_context()
         version = b"".join(facts.get("ssl_tls_version", []))
+        # Other code may have loaded gRPC before it was told to offer TLS 1.3 only (decision 0006).
         if version != b"TLSv1.3":
             text = version.decode("ascii", "replace") or "no TLS"
             raise Refused(grpc.StatusCode.UNAUTHENTICATED, f"{text} instead of TLS 1.3", check="TLS_VERSION")
+        # The key and not the name: names in a certificate are the authority's, the key is the roster's (decision 0006).
         pin = pin_of_pem(b"".join(facts.get("x509_pem_cert", [])))
         index = self._table.site_of_pin(pin)
         if index is None:
@@ -173,6 +175,7 @@ class FederationServicer(FederationServiceServicer):
             refusal = OtherBuild.between("this site", builds[0], "the aggregator", builds[1])
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
         message = signed_from_proto(proto)
+        # Before its signature is verified: TLS has identified the peer, who may speak for itself only.
         if message.sender != site.index:
             raise Refused(
                 grpc.StatusCode.PERMISSION_DENIED,

@@ -422,6 +422,7 @@ class SourceChannel:
             # Acknowledgements may have been lost with the stream before; the welcome repeats the last.
             self._link.acknowledge(welcomed.acknowledged)
             self._link.rewind()
+        # One process stays with one run (section 3). Another run would put its messages into the log of this one.
         if self._aggregator_id == welcomed.instance_id and self.run_id != welcomed.run_id:
             await welcomed.connection.close()
             raise FaultyAggregatorError("WIRE", "the same process of the aggregator names another run")
@@ -454,10 +455,12 @@ class SourceChannel:
             digests = digests_beside(message.body, len(lengths))
         except ValueError as error:
             raise FaultyAggregatorError("ATTACHMENT", str(error)) from None
+        # Judged here, since the buffer is made whole as soon as the vector is fetched (T28).
         if any(not 0 < length <= self._max_vector_bytes for length in lengths):
             raise FaultyAggregatorError(
                 "ATTACHMENT", f"a vector of {max(lengths)} bytes announced, this site takes {self._max_vector_bytes}"
             )
+        # Not read, so flow control holds the sender back; nothing is dropped (T28).
         while len(self._inbox) >= UNREAD_MESSAGES:
             await self._wait()
         self._observer(Direction.RECEIVED, self._endpoint.index, message, wire_size(message, sum(lengths)))

@@ -117,6 +117,7 @@ def translated(error: grpc.aio.AioRpcError) -> SecureFdaError:
             meaning = AuthenticationError(f"the aggregator hung up: {detail}", hint=hint)
         case grpc.StatusCode.NOT_FOUND:
             meaning = Withdrawn(detail)
+        # gRPC has the same code for its own limits of size: only the text tells which of the two it is.
         case grpc.StatusCode.RESOURCE_EXHAUSTED if UNEXPECTED_LENGTH in detail:
             meaning = UploadRefusedError(detail)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -237,11 +238,13 @@ class Dialer:
             proxy=endpoint.proxy,
             timeout_s=self._settings.silence_s,
         )
+        # This site's own, too: of an expired one the server says nothing, and closes the connection.
         self._credentials.check(self._now())
         channel = grpc.aio.secure_channel(
             endpoint.address if endpoint.proxy is None else str(endpoint.proxy.address),
             channel_credentials(self._credentials, certificate),
             options=[*channel_options(self._settings, endpoint.server_name), *_tunnel_options(endpoint)],
+            # The length of compressed messages would depend on what is in them (T18).
             compression=grpc.Compression.NoCompression,
         )
         stub = FederationServiceStub(channel)
@@ -250,6 +253,7 @@ class Dialer:
         try:
             async with asyncio.timeout(self._settings.silence_s):
                 return await self._greet(connection, link, aggregator_instance_id)
+        # Cancellation as well: nobody else knows of this channel, so nobody else would close it.
         except BaseException as error:
             await connection.close()
             if isinstance(error, TimeoutError):
@@ -274,6 +278,7 @@ class Dialer:
         if content_of(frame) != "welcome" or len(frame.welcome.instance_id) != INSTANCE_BYTES:
             raise WireError("the aggregator does not begin with a welcome")
         welcome = frame.welcome
+        # Before any message: the run decides which log the first one is recorded in.
         if len(welcome.run_id) != RUN_ID_BYTES:
             raise WireError(f"the aggregator's welcome does not name a run of {RUN_ID_BYTES} bytes")
         pace = Pace.agreed(self._settings.heartbeat_ms, welcome.heartbeat_ms)

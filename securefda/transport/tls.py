@@ -191,6 +191,7 @@ async def fetch_server_certificate(
     except OSError as error:
         raise Unreachable(address, plain_reason(error, timeout_s)) from error
     certificate = x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM)
+    # The authority could sign a certificate for anyone; the roster, which every member signed, names one key.
     if pin_of_pem(certificate) != pin:
         raise AuthenticationError(
             f"the site at {address} is not the aggregator of the roster: its TLS key differs",

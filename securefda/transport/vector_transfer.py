@@ -136,6 +136,7 @@ class AttachmentStore:
             if not hmac.compare_digest(sha256(view).digest(), digest):
                 raise ValueError("a vector does not have the digest that its message names")
             attachment = self._attachments[digest] = _Attachment(byte_view(packed(view, down_link)))
+        # Counted, as one vector can be named by several messages to a site.
         attachment.readers[site] += 1
         return len(attachment.view)
 
