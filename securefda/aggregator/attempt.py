@@ -284,6 +284,7 @@ class Attempt:
         # On the disk before a delivery leaves. With it a source masks, and from then on a second attempt could give a
         # second sum of the same updates (decision 0002).
         self._release()
+        # In this order: those that are given up are gone by the time the deliveries are made.
         return self._give_up(set(state.received) - self._state.u2, Step.SHARES) + self._to_each(deliveries)
 
     def _close_inputs(self, state: aggregator_session.CollectingInputs) -> list[Send]:

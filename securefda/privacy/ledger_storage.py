@@ -251,6 +251,7 @@ def _parse_row(number: int, body: str, digest: bytes) -> Row:
     try:
         fields = json_value(body)
         kind, time = fields.pop("kind"), fields.pop("time")
+        # Neither more nor less: a field that one release ignores could have meant a cost to another.
         if fields.keys() != _FIELDS[kind] or type(time) is not int:
             raise ValueError(f"is not what a row of kind {kind!r} holds")
         row = Row(number, kind, time, fields, digest)
@@ -451,6 +452,7 @@ class RowMarkers:
 
     def _make(self, head: Head) -> None:
         os.close(open_patiently(self._path(_short(head)), os.O_CREAT | os.O_WRONLY, _MODE))
+        # The name is the whole content, so it is the folder that has to reach the disk.
         sync_folder(self._ledger.parent)
 
     def _remove(self, markers: Sequence[tuple[int, str]]) -> None:

@@ -413,6 +413,7 @@ def close_keys(
         roll = Roll(tuple(sorted(received)), digests, b"".join(item.body.nonce_commitment for item in items))
         following = CollectingNonces(session, roll_context(session.ctx, roll), received, {})
         return following, session.sign(session.ctx, roll)
+    # Verbatim, with their signatures: receivers trust the keys of the roster and not the site that relays them (T05).
     ctx1 = key_list_context(session.ctx, items)
     u1 = {item.sender: item.body for item in items}
     return CollectingShares(session, ctx1, complete(u1), u1, {}), session.sign(session.ctx, KeyList(items))
@@ -443,6 +444,7 @@ def close_nonces(state: CollectingNonces) -> tuple[CollectingShares, dict[int, S
     session, header = state.session, state.session.header.body
     silent = header.graph.silent if header.graph else 0
     session.require_quorum("R0 nonces", state.received, state.u1)
+    # With more of them missing, every honest source would refuse the ring (RING_QUORUM).
     session.require_at_least("R0 nonces", len(state.u1) - silent, state.received, state.u1)
     members = tuple(sorted(state.received))
     nonces = {member: state.received[member].body.nonce for member in members}
@@ -662,6 +664,8 @@ def close_unmask(state: CollectingUnmask) -> OpenedSession:
     try:
         opened = open_secrets(state.received, state.u1, session.ctx, session.header.body.share_threshold)
     except UnopenedError as error:
+        # With exactly t answers a holder may have lied as well. So the operator reads it, and
+        # the Abort accuses nobody (section 10).
         detail = "its secret does not open: it dealt wrong shares, or holders sent wrong ones"
         raise FaultySourceError(session.name(error.owner), "SHARE_COMMITMENT", detail) from None
     # All seeds first: nothing is taken off a sum before every secret and every half is known to be right.
@@ -672,6 +676,7 @@ def close_unmask(state: CollectingUnmask) -> OpenedSession:
     for cohort, total in state.totals.items():
         if cohort & state.survivors:
             digest.update(session.encoding.pack(total))
+    # Beyond half of the answers that are more than t, this is a lead and no proof (section 10).
     faults = []
     for holder, owners in sorted(opened.wrong_shares.items()):
         names = ", ".join(session.name(owner) for owner in sorted(owners))
@@ -721,6 +726,7 @@ def _open_sum(
     try:
         return OpenedSum(survivors, session.encoding.decode(total, len(survivors)))
     except RangeAlarm as error:
+        # The name of no site: the masks hide which of them it was.
         names = " or ".join(session.name(index) for index in sorted(survivors))
         raise FaultySourceError(names, "RANGE", str(error)) from None
 

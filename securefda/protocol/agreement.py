@@ -110,6 +110,7 @@ def derive(
     """
     _require_hash(salt)
     info = encode_fields(label.value, len(parties), *parties, block, *([bound] if bound else []))
+    # The transcript as salt: sites with different views of the session derive different keys (T08, T14).
     kdf = HKDF(algorithm=hashes.SHA256(), length=length, salt=salt, info=info)
     return Secret(kdf.derive(secret.reveal()))
 

@@ -468,6 +468,7 @@ def masked_input(
         peer behind them.
     """
     session, me, secrets = state.session, state.session.signer.index, state.secrets
+    # Derived once more and never kept: between R0 and R2 only the master secret is in memory.
     own_pair = agreement.mask_pair(secrets.master, own=me, ctx=session.ctx)
     self_seed = agreement.self_seed(secrets.self_secret, own=me, ctx2=state.ctx2)
     own_key = own_pair.loaded()

@@ -200,6 +200,7 @@ def train_round(site: SourceSite, current: SourceRound) -> SourceRound:
     if current.accepted is None:
         return current
     trained, pending, target_update = _contribution(site, current.accepted)
+    # What was noted while the keys travelled stays.
     record = cast(SiteLine, {**trained, **current.record})
     return replace(current, record=record, accepted=None, pending=pending, target_update=target_update)
 
@@ -431,6 +432,7 @@ def _release_in_clear(site: SourceSite, accepted: AcceptedRound, trained: _Train
         accuracy=metrics.accuracy if metrics and "accuracy" in may_leave else None,
         alignment=trained.alignment,
     )
+    # Before the fuse is burnt: what the policy refuses must not cost the round.
     check_metadata(site.policy, body)
     check_metrics(header.body, handed_in=not site.with_noise, update=body)
     _burn_fuse(site, header)

@@ -129,6 +129,7 @@ def translated(error: grpc.aio.AioRpcError) -> SecureFdaError:
             meaning = OtherBuild(f"the aggregator runs a securefda without the service of {pb.DESCRIPTOR.package}")
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE:
             meaning = ProtocolError("WIRE", f"the aggregator refuses a message of this site: {detail}")
+        # Any other code can be the network's doing.
         case _:
             meaning = HungUp(f"the connection broke: {detail}")
     return meaning
