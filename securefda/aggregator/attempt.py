@@ -117,7 +117,8 @@ class Attempt:
     @property
     def alarms(self) -> list[SecureFdaError]:
         """Errors to report to the operator, including why one half has no sum where the other has."""
-        lost = [one for one in (self._clear_outcome, self._masked_outcome) if isinstance(one, SecureFdaError)]
+        halves = (self._clear_outcome, self._masked_outcome)
+        lost = [outcome for outcome in halves if isinstance(outcome, SecureFdaError)]
         return [*self._alarms, *(lost if isinstance(self.outcome, RoundSum) else ())]
 
     @property
@@ -237,7 +238,7 @@ class Attempt:
     def _take(self, message: Signed[Any], parcel: Parcel) -> None:
         """Hand a message to the session, by the phase's row of `_PHASES`; a late one is discarded."""
         phase, kind = _PHASES[type(self._state)], type(message.body)
-        order = [one.message for one in _PHASES.values()]
+        order = [row.message for row in _PHASES.values()]
         # Late, and not false: its sender could not know that the step was over (section 11).
         if kind in order and order.index(kind) < order.index(phase.message):
             return
@@ -301,12 +302,12 @@ class Attempt:
         self._alarms.extend(opened.faults)
         partial_sums = tuple(
             PartialSum(
-                self.header.body.level_of(min(one.survivors)),
-                one.decoded.vector,
-                decode_statistics(one.decoded.statistics, self._units),
-                one.survivors,
+                self.header.body.level_of(min(opened_sum.survivors)),
+                opened_sum.decoded.vector,
+                decode_statistics(opened_sum.decoded.statistics, self._units),
+                opened_sum.survivors,
             )
-            for one in opened.sums
+            for opened_sum in opened.sums
         )
         self._masked_outcome = RoundSum(partial_sums, opened.sum_digest)  # the run reads it as `outcome`
         return []
@@ -398,7 +399,7 @@ class Attempt:
         """Tell every one of these sources that is not gone that the attempt is over."""
         check, accused = getattr(error, "check", "QUORUM"), None
         if isinstance(error, FaultySourceError) and check != "SHARE_COMMITMENT":  # there a holder may have lied
-            named = [one.index for one in self._session.roster.sources if one.site_id == error.source_id]
+            named = [entry.index for entry in self._session.roster.sources if entry.site_id == error.source_id]
             accused = named[0] if named else None
         return [self._abort(index, step, check, accused) for index in sorted(members - self.gone)]
 

@@ -107,11 +107,11 @@ def _added_up(terms: RoundTerms, target: TargetOutput | None, sums: RoundSum) ->
             # As a source clips its own: levels differ in what is seen, and not in what is computed (decision 0005).
             clip_contribution(terms.header, contribution)
             total.add(contribution, samples)
-            found = contribution.errors and contribution.errors.times(samples)
+            weighted = contribution.errors and contribution.errors.times(samples)
         else:
             total.add_sum(partial.vector, partial.statistics.kept, partial.statistics.weight)
-            found = partial.statistics.errors
-        errors = errors.plus(found) if found else errors
+            weighted = partial.statistics.errors
+        errors = errors.plus(weighted) if weighted else errors
     return RoundTotal(total.vector, total.kept, total.samples, errors)
 
 
@@ -302,8 +302,8 @@ class RunModel:
 
     def header_for(self, header: Signed[Header], index: int, current: CurrentRound) -> Parcel:
         """The header with its vectors for one source: the model, and what the target publishes to that source."""
-        beside = vectors_for(current.target, header.body, header.body.level_of(index))
-        return Parcel(header, (vector_to_wire(self.vector), *beside))
+        of_target = vectors_for(current.target, header.body, header.body.level_of(index))
+        return Parcel(header, (vector_to_wire(self.vector), *of_target))
 
     def finish_target_round(self, current: CurrentRound) -> None:
         """Finish a round in which only the target trained."""
@@ -461,9 +461,16 @@ class RunModel:
         own = None
         if site.alone is not None and evaluation is not None and (rows := evaluation.by_row()) is not None:
             own = site.alone.rows_with(self._run_id.hex(), current.number, rows)
-        beside = None if self.kept is self.vector else self.vector
+        result_model = None if self.kept is self.vector else self.vector
         self._store.finish_round(
-            dict(line), self.kept, self._result_digest, self._server, kept, peaks=peaks, own=own, result_model=beside
+            dict(line),
+            self.kept,
+            self._result_digest,
+            self._server,
+            kept,
+            peaks=peaks,
+            own=own,
+            result_model=result_model,
         )
         self._reporter.round_finished(line)
 

@@ -401,9 +401,9 @@ class AggregatorRun:
         """Whether the last ``patience`` rounds after warm-up brought no better model; if so, the operator reads it."""
         patience, warm_up = self._settings.patience, self._settings.strategy.warm_up_rounds
         records = cast(list[RoundLine], self._store.records())
-        finished = [one for one in records if one["round"] > warm_up and one.get("status") == "finished"]
+        finished = [line for line in records if line["round"] > warm_up and line.get("status") == "finished"]
         best = best_round(finished)
-        if not patience or best is None or sum(one["round"] > best["round"] for one in finished) < patience:
+        if not patience or best is None or sum(line["round"] > best["round"] for line in finished) < patience:
             return False
         which = f"the best model is of round {best['round']}, and none of the {patience} after it was better"
         self._reporter.note(f"the run ends early: {which}")

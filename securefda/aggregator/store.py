@@ -88,8 +88,8 @@ class KeptResult:
         """As it is kept."""
         envelope, body = self.result.envelope, self.result.body
         outside = (self.result.sender, envelope.session_id, envelope.context)
-        said = (body.sum_digest, body.count, body.model_digest)
-        return (self.round, self.number, *outside, *said, self.result.signed_bytes, self.result.signature)
+        inside = (body.sum_digest, body.count, body.model_digest)
+        return (self.round, self.number, *outside, *inside, self.result.signed_bytes, self.result.signature)
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> KeptResult:
@@ -225,8 +225,8 @@ class AggregatorStore(RunStore):
                 )
                 # In the same transaction: receipts beside another result would be taken for its own.
                 database.execute("DELETE FROM receipts")
-                beside = b"" if result_model is None else vector_to_wire(result_model)
-                database.execute("UPDATE run SET result_model = ?", (beside,))
+                other_model = b"" if result_model is None else vector_to_wire(result_model)
+                database.execute("UPDATE run SET result_model = ?", (other_model,))
             else:
                 database.execute("UPDATE run SET result_model = model WHERE length(result_model) = 0")
             if peaks is not None:

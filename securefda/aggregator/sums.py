@@ -46,12 +46,12 @@ class RoundSum:
     @property
     def survivors(self) -> frozenset[int]:
         """Roster indices of all sources in a sum."""
-        return frozenset().union(*(one.members for one in self.partial_sums))
+        return frozenset().union(*(partial.members for partial in self.partial_sums))
 
     @property
     def count(self) -> int:
         """Number of sources in masked sums, which each of them can check; if there is none, of updates in clear."""
-        masked = [len(one.members) for one in self.partial_sums if one.level is not Visibility.INDIVIDUAL]
+        masked = [len(partial.members) for partial in self.partial_sums if partial.level is not Visibility.INDIVIDUAL]
         return sum(masked) if masked else len(self.survivors)
 
 

@@ -238,8 +238,8 @@ def pair_seed(
     # seed is secret while one part is (T36).
     together = Secret(low.reveal() + high.reveal() + secret.reveal())
     seed = derive(together, salt=ctx2, label=Label.HYBRID_PAIR_MASK, parties=parties, block=block)
-    for one in (secret, together):
-        one.erase()
+    for part in (secret, together):
+        part.erase()
     return seed
 
 

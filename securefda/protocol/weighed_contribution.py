@@ -59,7 +59,7 @@ _BLOCK = 1 << 16
 
 # --- the header's terms -----------------------------------------------------------------------------------------------
 
-_OF_A_RULE = tuple(one.name for one in fields(RuleTerms) if one.name != "attention")
+_OF_A_RULE = tuple(field.name for field in fields(RuleTerms) if field.name != "attention")
 """Parameters that a header and a plan call alike."""
 
 

@@ -476,7 +476,7 @@ class SourceChannel:
         # On a long line each takes a round trip. Beside each other only what is one piece together: a slow line has to
         # bring a piece before the connection counts as silent.
         at_once = sum(arrival.lengths) <= self._settings.chunk_bytes
-        for group in [arrival.assemblies] if at_once else ([one] for one in arrival.assemblies):
+        for group in [arrival.assemblies] if at_once else ([assembly] for assembly in arrival.assemblies):
             if not await self._download_all(group):
                 return None
         try:
@@ -493,8 +493,8 @@ class SourceChannel:
         try:
             return all(await asyncio.gather(*transfers))
         finally:
-            for one in transfers:
-                one.cancel()
+            for started in transfers:
+                started.cancel()
             await asyncio.gather(*transfers, return_exceptions=True)
 
     def _heard(self) -> None:
