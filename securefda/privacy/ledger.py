@@ -382,8 +382,8 @@ class Ledger:
             fields: dict[str, Any] = {"reason": reason.strip(), "doubt": state.doubt}
             # Bound anew, to the present file and the present rows: that is what the site accepts.
             fields |= bound_to(self._data, state.file)
-            signed = statement(state.rows[0].fields["ledger"], kind, now, fields, state.head)
-            state.append(kind, now, fields | {"signature": sign(signed).hex()}, keep_time=True)
+            said = statement(state.rows[0].fields["ledger"], kind, now, fields, state.head)
+            state.append(kind, now, fields | {"signature": sign(said).hex()}, keep_time=True)
         return state.head
 
     def _exhausted(self, of: str, budget: Budget, before: float, after: float) -> BudgetExhausted:

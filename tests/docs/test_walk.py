@@ -53,7 +53,7 @@ def test_the_files_of_a_walk_can_be_imported_in_their_order(walk):
 def test_each_file_is_used_by_one_of_the_walk_or_of_its_process(walk):
     """Later files of the walk count as well: rows meet the trainer before the code that calls it."""
     used = set().union(*(imports_of(path) for path in WALKS[walk]))
-    processes = ("source/source_run.py", "source/source_process.py", "aggregator/run.py")
+    processes = ("source/source_run.py", "source/source_process.py", "source/source_site.py", "aggregator/run.py")
     used |= set().union(*(imports_of(f"securefda/{name}") for name in processes))
     missing = [path for path in WALKS[walk] if module_of(path) not in used and path not in STARTS]
     assert missing == []
