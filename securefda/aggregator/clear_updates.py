@@ -57,6 +57,7 @@ class ClearUpdates:
             raise FaultySourceError(name, "INPUT_LENGTH", f"{len(vector)} bytes")
         if sha256(vector).digest() != body.digest:
             raise FaultySourceError(name, "INPUT_DIGEST")
+        # A larger number would give the update more weight than any source can have.
         if body.samples > header.max_samples:
             raise FaultySourceError(name, "INPUT_SAMPLES", f"{body.samples} of at most {header.max_samples}")
         self._clipped[index] = self._evaluate(name, vector_from_wire(vector), body)
@@ -79,6 +80,7 @@ class ClearUpdates:
         except ValueError as error:
             raise FaultySourceError(name, "INPUT_VALUE", str(error)) from None
         level, rounding = Visibility.INDIVIDUAL, Secret(body.rounding_key)
+        # By the source's own key: with the same rounding, every level gives the same model (decision 0005).
         weighed = WeighedContribution.clipped(terms, level, contribution, body.samples, rounding=rounding)
         accumulate(self._total, weighed.encoded(self._units))
         return sum(weighed.at_bounds)

@@ -185,6 +185,7 @@ class Roster:
             roster = cls(text(fields["federation_id"]), number(fields["epoch"]), entries)
         except ValueError as error:
             raise ConfigError("roster", "is not a roster: unreadable or a field has the wrong type") from error
+        # One encoding, hence one digest: every header commits to it, and all sites must find the same.
         if roster.canonical_bytes() != data:
             raise ConfigError("roster", "is not in canonical form")
         return roster
@@ -245,6 +246,7 @@ class Roster:
 
     def by_index(self, index: int) -> RosterEntry:
         """The entry at a roster index. Raises KeyError outside 0 to n-1."""
+        # Python would take a negative index for one from the end.
         if not 0 <= index < len(self.entries):
             raise KeyError(index)
         return self.entries[index]
@@ -328,6 +330,7 @@ class SignedRoster:
                 hint="it was edited or belongs to another federation: fetch the kit again",
             )
         roster = Roster.from_canonical_bytes(self.roster_bytes)
+        # That site could sign rosters for everyone.
         if any(entry.signing_key == ca_public_key for entry in roster.entries):
             raise ConfigError("roster", "a site's signing key is the CA's own")
         for site_id, signature in self.member_signatures:
@@ -419,6 +422,7 @@ def _entry(item: object) -> RosterEntry:
 
 
 def _require_number(key: str, value: int) -> None:
+    # A bool is an int to Python, and another value in canonical JSON.
     if type(value) is not int or not 0 <= value <= _MAX_NUMBER:
         raise ConfigError(key, f"must be an integer from 0 to {_MAX_NUMBER}")
 

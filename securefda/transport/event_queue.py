@@ -93,6 +93,7 @@ class EventQueue:
         """
         match event:
             case Misbehaved() | Incompatible():
+                # A peer can fail as often as it likes, so each kind of failure waits once (T28).
                 if _kind(event) in self._refused:
                     return
                 self._refused.add(_kind(event))

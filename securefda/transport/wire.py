@@ -182,6 +182,7 @@ def _signed(proto: pb.SignedMessage, only: type | None = None) -> Signed[Body]:
 
 def _envelope(data: bytes, only: type | None = None) -> Envelope[Body]:
     """Parse a serialised envelope; its body must be of type ``only``, if one is named."""
+    # Before it is parsed: objects take many times the bytes that they are made of (T28).
     _require(len(data) <= MAX_ENVELOPE_BYTES, f"Envelope has {len(data)} bytes, at most {MAX_ENVELOPE_BYTES} are read")
     proto = _parsed(pb.Envelope, data)
     _require(proto.suite == m.SUITE, f"suite {proto.suite} is not known here")
