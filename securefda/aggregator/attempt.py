@@ -239,7 +239,7 @@ class Attempt:
         """Hand a message to the session, by the phase's row of `_PHASES`; a late one is discarded."""
         phase, kind = _PHASES[type(self._state)], type(message.body)
         order = [row.message for row in _PHASES.values()]
-        # Late, and not false: its sender could not know that the step was over (section 11).
+        # Late, and not false: its sender could not know that the step was over (SFDA-SA/1, section 11).
         if kind in order and order.index(kind) < order.index(phase.message):
             return
         if kind is not phase.message:

@@ -496,7 +496,7 @@ class AggregatorRun:
         session = AggregatorSession(self._site.signer, self._site.roster, header, available_threads())
         attempt = Attempt(session, current.target, self._store.mark_released)
         participants = header.body.participants
-        # Before the header, as a missed result counts for the next header only (section 6).
+        # Before the header, as a missed result counts for the next header only (SFDA-SA/1, section 6).
         sends = self._model.receipts.missed_results_for(participants)
         sends += [Send(index, self._model.header_for(header, index, current)) for index in participants]
         now = self._site.clock()

@@ -234,7 +234,7 @@ class Witness:
     def _is_continued(self, shown: Checkpoint, head: signed_notes.Checkpoint) -> bool:
         """Return whether the proof continues the cosigned head. Raises CheckpointError if it contradicts it."""
         old_size, old_root = self._memory.cosigned(head.origin) or (0, b"")
-        # In the order of the specification, section 11: a log that shrinks is told from one that forks.
+        # In the order of SFDA-SA/1, section 11: a log that shrinks is told from one that forks.
         if head.size < max(old_size, 1):
             raise CheckpointError("CHECKPOINT_SHRINKS", f"{head.size} records, after {old_size}")
         if head.size == old_size and head.root == old_root:
@@ -268,7 +268,7 @@ class Witness:
             signers = note.check(keys)
         except NoteError as error:
             raise CheckpointError("CHECKPOINT_SIGNATURE", str(error)) from error
-        # Headers carry the line of Ed25519 only (section 11).
+        # Headers carry the line of Ed25519 only (SFDA-SA/1, section 11).
         if keys[0] not in signers:
             raise CheckpointError("CHECKPOINT_SIGNATURE", "signed with ML-DSA alone")
         return note, head

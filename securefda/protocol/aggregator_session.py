@@ -502,7 +502,8 @@ def close_shares(state: CollectingShares) -> tuple[CollectingInputs, dict[int, S
     u2 = able_to_open(header, state.received)
     session.require_quorum("R1 shares", u2, state.u1)
     session.require_holders("R1 shares", state.ring, u2, u2)
-    # What was sealed for a source that did not share is not delivered: no mask will be made with it (section 5).
+    # What was sealed for a source that did not share is not delivered: no mask will
+    # be made with it (SFDA-SA/1, section 5).
     inbox: dict[int, list[DeliveredBox]] = {index: [] for index in sorted(u2)}
     for sender in sorted(u2):
         bundle = state.received[sender].body
@@ -664,8 +665,8 @@ def close_unmask(state: CollectingUnmask) -> OpenedSession:
     try:
         opened = open_secrets(state.received, state.u1, session.ctx, session.header.body.share_threshold)
     except UnopenedError as error:
-        # With exactly t answers a holder may have lied as well. So the operator reads it, and
-        # the Abort accuses nobody (section 10).
+        # With exactly t answers a holder may have lied as well. So the operator reads it, and the Abort
+        # accuses nobody (SFDA-SA/1, section 10).
         detail = "its secret does not open: it dealt wrong shares, or holders sent wrong ones"
         raise FaultySourceError(session.name(error.owner), "SHARE_COMMITMENT", detail) from None
     # All seeds first: nothing is taken off a sum before every secret and every half is known to be right.
@@ -676,7 +677,7 @@ def close_unmask(state: CollectingUnmask) -> OpenedSession:
     for cohort, total in state.totals.items():
         if cohort & state.survivors:
             digest.update(session.encoding.pack(total))
-    # Beyond half of the answers that are more than t, this is a lead and no proof (section 10).
+    # Beyond half of the answers that are more than t, this is a lead and no proof (SFDA-SA/1, section 10).
     faults = []
     for holder, owners in sorted(opened.wrong_shares.items()):
         names = ", ".join(session.name(owner) for owner in sorted(owners))

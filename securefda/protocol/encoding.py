@@ -52,7 +52,7 @@ STATISTIC_BITS = 32
 
 _BLOCK = 1 << 15  # float64 temporaries of 256 KiB, whatever the length of the vector
 _SMALLEST_NORMAL = float(np.finfo(np.float64).tiny)
-# d = (2 u + 1) / 2^17 of section 9: symmetric about one half, and never 0 or 1.
+# d = (2 u + 1) / 2^17 of SFDA-SA/1, section 9: symmetric about one half, and never 0 or 1.
 _DITHER_STEP, _DITHER_LEAST = 2.0**-16, 2.0**-17
 _ZEROS = memoryview(bytes(2 * _BLOCK))
 
@@ -302,7 +302,7 @@ def _encode_layer(
         # Again, even if it was clipped before: without this line a sum could wrap.
         if low < -limit or high > limit:
             np.clip(chunk, -limit, limit, out=chunk)
-        # One division, one multiplication, one addition, in the order of section 9: the
+        # One division, one multiplication, one addition, in the order of SFDA-SA/1, section 9: the
         # published vectors hold to the last bit.
         np.multiply(chunk, q_max / limit, out=chunk)
         stream.update_into(_ZEROS[: 2 * chunk.size], memoryview(drawn)[: 2 * chunk.size])
@@ -380,7 +380,8 @@ def encode_statistics(statistics: AggregateStatistics, units: ErrorUnits | None)
     loss = _within(statistics.loss / LOSS_BOUND, weight)
     # Zeros, and no shorter vector: inputs of one session are equally long whatever the header asks for.
     errors = [0.0, 0.0, 0.0]
-    # Where the target's steps have no scatter, the errors of the auto rules have no unit: 0 travels (section 9).
+    # Where the target's steps have no scatter, the errors of the auto rules have no
+    # unit: 0 travels (SFDA-SA/1, section 9).
     if statistics.errors is not None and units is not None and units.variance > 0:
         distance = statistics.errors.source_only / units.distance
         of_rules = (distance, statistics.errors.fedda / units.variance, statistics.errors.fedgp / units.variance)

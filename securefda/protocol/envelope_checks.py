@@ -38,5 +38,5 @@ def envelope_fault(
         return "SESSION"
     if not hmac.compare_digest(envelope.context, context):
         return "CONTEXT"
-    # Last, as in section 7: it costs more than all before it.
+    # Last, as in SFDA-SA/1, section 7: it costs more than all before it.
     return None if signed.verify(roster.by_index(sender).signing_key) else "SIGNATURE"

@@ -170,7 +170,8 @@ def check_signed_header(
             HEADER_GRAPH.
     """
     header = signed.body
-    # In the order of section 6: a header with two faults is refused under the same name by every implementation.
+    # In the order of SFDA-SA/1, section 6: a header with two faults is refused under
+    # the same name by every implementation.
     fault = envelope_fault(
         signed,
         roster=roster,

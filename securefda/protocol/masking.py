@@ -134,7 +134,7 @@ def _add_to_segment(segment: RingVector, masks: Sequence[Mask], offset: int) -> 
     width = segment.itemsize
     streams = [(keystream(mask.key, offset * width), np.add if mask.sign == 1 else np.subtract) for mask in masks]
     buffer = bytearray(BLOCK_BYTES)
-    # Little-endian on every machine (section 9): both ends of a pair must add the same words.
+    # Little-endian on every machine (SFDA-SA/1, section 9): both ends of a pair must add the same words.
     words = np.frombuffer(buffer, dtype=segment.dtype.newbyteorder("<"))
     for start in range(0, segment.size, words.size):
         chunk = segment[start : start + words.size]

@@ -35,7 +35,7 @@ def pack_into(words: Words, bits: int, out: NDArray[np.uint8]) -> None:
         out: shape ``(packed_bytes(count, bits),)``.
     """
     if bits == 16:
-        # Masked words are uniform in all 32 bits, and only the low ones count (section 9).
+        # Masked words are uniform in all 32 bits, and only the low ones count (SFDA-SA/1, section 9).
         out.view("<u2")[:] = words & np.uint32(0xFFFF)
         return
     if bits == 32:

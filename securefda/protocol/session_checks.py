@@ -199,7 +199,7 @@ def check_survivors(
     require(not set(alive) & set(lists.dropped), "SURVIVOR_OVERLAP")
     # A member in neither list would leave its pairwise masks in the sum; one more could be anybody.
     require(set(alive) | set(lists.dropped) == frozenset().union(*cohorts), "SURVIVOR_UNION")
-    # It says nothing new, but with it the reader of a receipt can compute ctx2 (section 7, R3).
+    # It says nothing new, but with it the reader of a receipt can compute ctx2 (SFDA-SA/1, section 7, R3).
     require(lists.reports_digest == reports, "SURVIVOR_REPORTS", "not the commitments to norm reports that came")
     digests = {item.index: item.input_digest for item in lists.survivors}
     # T06: of a source that is called dropped, the others release shares of its master secret.

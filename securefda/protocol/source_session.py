@@ -291,7 +291,7 @@ def advertise(session: Session, random_bytes: RandomBytes) -> tuple[AwaitingKeyL
     a reconstructed master can be checked against the public key.
     """
     index = session.signer.index
-    # Drawn in the order of section 7, R0: the published vectors replay these bytes.
+    # Drawn in the order of SFDA-SA/1, section 7, R0: the published vectors replay these bytes.
     master, self_secret = Secret.random(random_bytes), Secret.random(random_bytes)
     # Not derived from the master: who opens that of a dropped source must not be able to open its boxes.
     private, nonce = share_boxes.private_key(session.header.body, random_bytes), Secret.random(random_bytes)

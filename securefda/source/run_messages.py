@@ -112,7 +112,8 @@ class RunMessages:
             raise FaultyAggregatorError("ORDER", "a second schedule")
         if message.body.run_id.hex() != self._site.witness.journal.run:
             raise FaultyAggregatorError("SCHEDULE_RUN", "not the run that the connection was opened for")
-        # Before the policy is asked: a second schedule would be a second question about its bounds (section 11).
+        # Before the policy is asked: a second schedule would be a second question
+        # about its bounds (SFDA-SA/1, section 11).
         self._schedule_due = False
         check_schedule(self._site.policy, message.body, with_noise=self._site.with_noise)
         schedule = message.body

@@ -121,7 +121,7 @@ class SourceRound:
         """Seconds to wait for the next message."""
         phase_s, training_s = self.header.body.phase_deadline_ms / 1000, self.header.body.training_deadline_ms / 1000
         match self.phase:
-            # The waits of section 14, with room for all that the aggregator itself may wait for in between.
+            # The waits of SFDA-SA/1, section 14, with room for all that the aggregator itself may wait for in between.
             case source_session.AwaitingKeyList() | source_session.AwaitingRoll():
                 return 2 * phase_s + training_s
             case source_session.AwaitingShares() if self.header.body.graph is None:  # others may still train
@@ -234,7 +234,8 @@ def _train(site: SourceSite, accepted: AcceptedRound) -> _Trained:
         result = site.trainer.moments(
             accepted.model,
             header.round,
-            # One bound for a row's whole vector, to which noise is scaled: the least clip (section 6, second moments).
+            # One bound for a row's whole vector, to which noise is scaled: the least clip
+            # (SFDA-SA/1, section 6, second moments).
             bound=min(layer.clip for layer in header.layers),
             permitted=partial(check_moments, site.policy),
             run_id=header.run_id.hex(),

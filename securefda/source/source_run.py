@@ -382,7 +382,7 @@ class SourceRun:
                 "this site builds another model than the aggregator",
                 hint="use the same task, task options, frozen layers and securefda version at every site",
             )
-        # Section 13: the abort of another session ends nothing, or an old one could be replayed (T13).
+        # SFDA-SA/1, section 13: the abort of another session ends nothing, or an old one could be replayed (T13).
         if current is None or message.envelope.session_id != current.header.envelope.session_id:
             return
         accused = [] if body.accused is None else [body.accused]

@@ -422,7 +422,8 @@ class SourceChannel:
             # Acknowledgements may have been lost with the stream before; the welcome repeats the last.
             self._link.acknowledge(welcomed.acknowledged)
             self._link.rewind()
-        # One process stays with one run (section 3). Another run would put its messages into the log of this one.
+        # One process stays with one run (SFDA-SA/1, section 3). Another run would put
+        # its messages into the log of this one.
         if self._aggregator_id == welcomed.instance_id and self.run_id != welcomed.run_id:
             await welcomed.connection.close()
             raise FaultyAggregatorError("WIRE", "the same process of the aggregator names another run")
