@@ -25,18 +25,18 @@ def cited(pattern: str) -> set[tuple[Path, str]]:
     return found
 
 
-def test_threats_in_comments_are_in_the_register():
+def test_threats_in_comments_are_in_the_register() -> None:
     threats = tomllib.loads((MODEL / "threats.toml").read_text(encoding="utf-8"))["threat"]
     ids = {threat["id"] for threat in threats}
     assert [one for one in cited(r"\b(T\d\d)\b") if one[1] not in ids] == []
 
 
-def test_decisions_in_comments_are_on_record():
+def test_decisions_in_comments_are_on_record() -> None:
     numbers = {path.name[:4] for path in (MODEL / "decisions").glob("*.md")}
     assert [one for one in cited(r"\b[Dd]ecision (\d{4})") if one[1] not in numbers] == []
 
 
-def test_sections_in_comments_are_in_the_specification():
+def test_sections_in_comments_are_in_the_specification() -> None:
     for suite in "12":
         page = (MODEL / f"sfda-sa-{suite}.md").read_text(encoding="utf-8")
         sections = set(re.findall(r"^## (\d+)\. ", page, flags=re.MULTILINE))
