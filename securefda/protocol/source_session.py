@@ -381,12 +381,17 @@ def _deal(unsent: AwaitingShares, random_bytes: RandomBytes) -> tuple[AwaitingSh
             box = sealer.seal(address, public, pairs[peer], report, master=secrets.master, random_bytes=random_bytes)
             boxes.append(ShareBox(peer, box))
         except KeyAgreementError as error:
+            _erase(pairs)
             raise FaultyAggregatorError("KEY_INVALID", str(error)) from None
     secrets.nonce.erase()
     following = replace(unsent, secrets=secrets.moved({me: pairs.pop(me)}))
+    _erase(pairs)
+    return following, session.sign(unsent.ctx1, ShareBundle(tuple(boxes), unsent.nonce, committed))
+
+
+def _erase(pairs: Mapping[int, SharePair]) -> None:
     for pair in pairs.values():
         pair.erase()
-    return following, session.sign(unsent.ctx1, ShareBundle(tuple(boxes), unsent.nonce, committed))
 
 
 def _split(unsent: AwaitingShares, random_bytes: RandomBytes) -> dict[int, SharePair]:

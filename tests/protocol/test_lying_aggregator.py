@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from cohort import PHASES, AnySigned, Cohort, over_the_wire, refused_for, resigned
+from cohort import PHASES, AnySigned, Cohort, over_the_wire, refused_for, resigned, secrets_in
 from lies_of_aggregator import COLLUDER, LIES, OUTSIDE, VICTIM, Lie
 from phases import OVER
 from test_session import assert_sum_is_exact
+
+from securefda.protocol import source_session as src
 
 
 def cohort_before(slot: int, **setup: object) -> Cohort:
@@ -43,6 +45,16 @@ def test_source_refuses_lie_and_nothing_else_changes(lie: Lie) -> None:
 def test_source_refuses_false_outside_of_every_message(check: str, slot: int) -> None:
     cohort = cohort_before(slot)
     assert_refused(cohort, OUTSIDE[check](cohort.inbox[VICTIM]), check)
+
+
+def test_shares_are_erased_where_a_box_cannot_be_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lie = next(lie for lie in LIES if "box key of low order" in lie.name)
+    cohort, split, made = cohort_before(lie.slot, **lie.setup), src._split, []
+    monkeypatch.setattr(src, "_split", lambda *args: made.append(split(*args)) or made[-1])
+    with refused_for("KEY_INVALID"):
+        cohort.step(VICTIM, over_the_wire(lie.tell(cohort, cohort.inbox[VICTIM])))
+    assert len(made[0]) == 5
+    assert list(secrets_in(tuple(made[0].values()))) == []
 
 
 def test_source_refuses_mask_key_of_low_order_and_its_input_stays_as_it_was() -> None:
