@@ -292,7 +292,7 @@ def measure(asked: argparse.Namespace) -> None:
     cache = Cache(asked.cache, "full_data")
 
     def write() -> None:
-        found = merged(json.loads(asked.figures.read_text())["rows"], rows_of(cache.read()), ("study", "rule"))
+        found = merged(asked.figures, rows_of(cache.read()), ("study", "rule"))
         asked.figures.write_text(as_text(found, this_machine()))
 
     for name in asked.only:

@@ -241,10 +241,13 @@ def run_missing(cells: Iterable[AnyCell], asked: argparse.Namespace, cache: Cach
             print(f"{cell.key}: {found.accuracy:.2f}, {found.cpu_s:.0f} s", flush=True)
 
 
-def merged(kept: Iterable[Row], measured: Iterable[Row], names: Sequence[str]) -> list[Row]:
-    """Rows in the order of those kept, each replaced by the one measured with the same ``names``; then the others."""
+def merged(figures: Path, measured: Iterable[Row], names: Sequence[str]) -> list[Row]:
+    """Rows in the order of the file, each replaced by the one measured with the same ``names`` if that has no fewer
+    seeds; then the others. A file that does not exist yet has none."""
+    kept = json.loads(figures.read_text())["rows"] if figures.exists() else []
     new = {tuple(row[name] for name in names): row for row in measured}
-    return [new.pop(tuple(row[name] for name in names), row) for row in kept] + list(new.values())
+    pairs = [(row, new.pop(tuple(row[name] for name in names), row)) for row in kept]
+    return [other if len(other["seeds"]) >= len(row["seeds"]) else row for row, other in pairs] + list(new.values())
 
 
 def command_line(title: str, figures: Path, parts: Iterable[str]) -> argparse.Namespace:

@@ -228,7 +228,7 @@ def main() -> int:
         cache = Cache(asked.cache, "full_data_sweeps")
 
         def write() -> None:
-            found = merged(json.loads(asked.figures.read_text())["rows"], rows_of(cache.read(), everything), ROW)
+            found = merged(asked.figures, rows_of(cache.read(), everything), ROW)
             asked.figures.write_text(as_text(found, this_machine()))
 
         run_missing((cell for cell in everything if cell.sweep in asked.only), asked, cache, write)

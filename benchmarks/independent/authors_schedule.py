@@ -1,17 +1,18 @@
 """Noisy Fashion-MNIST by the schedule of the authors' published code, in plain torch and numpy, without securefda.
 
-    python benchmarks/independent/authors_schedule.py --data-dir DIR --out FILE [--noise 0.4 ...] [--seeds 0 1 2 ...]
+    python benchmarks/independent/authors_schedule.py --data-dir DIR --out FILE [--noise 0.4 ...] [--seeds 0 1 ...]
 
 It says whether a figure of the paper can be reached at all, and so whether a miss is ours. DIR holds the four files of
-Fashion-MNIST as published. FILE gets a line of JSON for each finished cell (noise, seed, column); cells that it has are
-skipped. Accuracy is the mean over the last five rounds, in percent.
+Fashion-MNIST as published. FILE gets a line of JSON for each finished cell (noise, seed, column, draw); cells that it
+has are skipped. Accuracy is the mean over the last five rounds, in percent.
 
 What every cell has in common: 60,000 training images dealt out in ten equal parts by the seed, one to the target, which
 has labels for the first 100; two rounds of FedAvg over the nine sources, then 50 rounds; one epoch of Adam in each,
 which starts anew; sources at 0.01 in batches of 64, the target at 0.005; new noise whenever an image of the target is
 used, for training and for the test on the 10,000 images of t10k. What differs is in `COLUMNS`.
 
-The split is the same as that of securefda's task for a seed. First weights, batches and noise are other draws.
+The split is the same as that of securefda's task for a seed. First weights, batches and noise are other draws, and
+each ``--draw`` has its own.
 """
 
 from __future__ import annotations
@@ -178,25 +179,25 @@ def sites(folder: Path, seed: int) -> tuple[list[Site], Site]:
 
 
 @cache
-def warm_start(folder: Path, seed: int) -> Tensor:
+def warm_start(folder: Path, seed: int, draw: int = 0) -> Tensor:
     """The model after the first rounds, the same for all columns and noises of a seed."""
-    torch.manual_seed(seed)
-    model, draws = Network(), torch.Generator().manual_seed(1000 + seed)
+    torch.manual_seed(seed + 100 * draw)
+    model, draws = Network(), torch.Generator().manual_seed(1000 + seed + 100 * draw)
     start, (sources, _) = model.vector.clone(), sites(folder, seed)
     for _ in range(WARM_ROUNDS):
         start = start + updates_of(model, start, sources, SOURCE_RATE, draws).mean(dim=0)
     return start
 
 
-def run(folder: Path, noise: float, seed: int, name: str, rounds: int) -> dict[str, object]:
+def run(folder: Path, noise: float, seed: int, name: str, rounds: int, draw: int) -> dict[str, object]:
     """All rounds of one cell."""
     began, column = time.process_time(), COLUMNS[name]
-    model, draws = Network(), torch.Generator().manual_seed(2000 + seed)
+    model, draws = Network(), torch.Generator().manual_seed(2000 + seed + 100 * draw)
     sources, target = sites(folder, seed)
     target, test = target._replace(noise=noise), Site(*read(folder, "t10k"), noise)
     source_rate, target_rate = SOURCE_RATE * column.factor, TARGET_RATE * column.factor
     rates, count = target_rate / source_rate, -(-len(sources[0].labels) // SOURCE_BATCH)
-    at, last, all_betas = warm_start(folder, seed), list[float](), list[list[float]]()
+    at, last, all_betas = warm_start(folder, seed, draw), list[float](), list[list[float]]()
     for number in range(1, rounds + 1):
         start = at
         if column.rule != "target_only":
@@ -217,7 +218,8 @@ def run(folder: Path, noise: float, seed: int, name: str, rounds: int) -> dict[s
         if number > rounds - LAST_ROUNDS:
             last.append(accuracy(model, at, test, draws))
     return (
-        {"noise": noise, "seed": seed, "column": name, "rounds": rounds, "accuracy": round(float(np.mean(last)), 2)}
+        {"noise": noise, "seed": seed, "column": name, "rounds": rounds, "draw": draw}
+        | {"accuracy": round(float(np.mean(last)), 2)}
         | {"beta": round(float(np.mean(all_betas)), 4) if all_betas else None, "last": last}
         | {"cpu_s": round(time.process_time() - began, 1)}
     )
@@ -232,16 +234,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--draw", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     done = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
-    known = {(cell["noise"], cell["seed"], cell["column"], cell["rounds"]) for cell in done}
+    known = {(*(cell[key] for key in ("noise", "seed", "column", "rounds")), cell.get("draw", 0)) for cell in done}
     for noise in given.noise:
         for seed in given.seeds:
             for name in given.columns:
-                if (noise, seed, name, given.rounds) not in known:
-                    line = json.dumps(run(given.data_dir, noise, seed, name, given.rounds))
+                if (noise, seed, name, given.rounds, given.draw) not in known:
+                    line = json.dumps(run(given.data_dir, noise, seed, name, given.rounds, given.draw))
                     print(line, flush=True)
                     with given.out.open("a") as file:
                         file.write(f"{line}\n")
