@@ -130,7 +130,7 @@ def source_of_pin(kit: Kit, pin: bytes) -> int | None:
         entry = kit.roster.by_tls_pin(pin)
     except KeyError:
         return None
-    return entry.index if entry.role == "source" and not entry.has_left(int(time.time())) else None
+    return entry.index if entry.role == "source" and not entry.has_left else None
 
 
 def notes_of_left(roster: Roster) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ class TargetSite:
 
     def has_left(self, index: int) -> bool:
         """Whether this source has revoked its keys, by a certificate that the target holds."""
-        return bool(self.roster.left((index,), int(self.unix_time())))
+        return bool(self.roster.left((index,)))
 
     def name(self, index: int) -> str:
         """Site id of a roster index, or words for an index that the roster does not have."""

@@ -272,7 +272,7 @@ def sign(
         people = with_person(people, name, role, now().date().isoformat())
     before, compared = _signed_before(own, file)
     differs = None if before is None else changes(before, policy)
-    gone = own.roster.left(range(len(own.roster.entries)), int(now().timestamp()))
+    gone = own.roster.left(range(len(own.roster.entries)))
     shown = [f"{names(gone)} left {own.federation_id}"] if gone else []
     shown.append(compared if differs is None else _changes_text(differs, own.site_id))
     shown += ["", aligned(in_brief(policy, len(sources), own.roster.target.site_id)), ""]

@@ -186,7 +186,7 @@ def check_signed_header(
     _check_chain(header, history)  # 10
     sources = {entry.index for entry in roster.sources}  # 11
     require(set(header.participants) <= sources and own_index in header.participants, "HEADER_PARTICIPANTS")
-    if left := roster.left(header.participants, unix_s):
+    if left := roster.left(header.participants):
         # It accuses nobody: the target need not have been given the certificate.
         detail = f"{', '.join(left)} has left the federation and revoked its keys"
         raise FaultyAggregatorError("HEADER_VALIDITY", detail, blames=False)

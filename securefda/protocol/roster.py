@@ -29,7 +29,7 @@ Role = Literal["target", "source"]
 ROSTER_MESSAGE = "Roster"
 PIN_BYTES = 32
 MAX_SITES = 1024
-_MAX_NUMBER = 253_402_300_799  # the last second of the year 9999
+MAX_NUMBER = 253_402_300_799  # the last second of the year 9999
 _MAX_LEGAL_ENTITY = 200
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
@@ -82,7 +82,7 @@ class RosterEntry:
         not_after: last second of validity, Unix time.
         ml_dsa_key: raw ML-DSA-65 public key, 1952 bytes, which signs checkpoints beside ``signing_key``; empty in
             rosters of format 1.
-        left_at: from this Unix time on the site has revoked these keys, as a certificate says that the reader of the
+        left_at: when the site revoked these keys, in Unix time, by the word of a certificate that the reader of the
             roster holds; None without one. It is no part of the roster.
 
     Raises:
@@ -117,11 +117,12 @@ class RosterEntry:
 
     def is_valid_at(self, unix_s: int) -> bool:
         """Tell whether the site may take part at this second of Unix time; both ends count."""
-        return self.not_before <= unix_s <= self.not_after and not self.has_left(unix_s)
+        return self.not_before <= unix_s <= self.not_after and not self.has_left
 
-    def has_left(self, unix_s: int) -> bool:
-        """Tell whether the site has revoked these keys by this second of Unix time."""
-        return self.left_at is not None and self.left_at <= unix_s
+    @property
+    def has_left(self) -> bool:
+        """Whether the site has revoked these keys. The hour that it names does not count: a thief can sign any."""
+        return self.left_at is not None
 
     def _key(self, field: str) -> str:
         return f"roster.{self.site_id}.{field}"
@@ -259,10 +260,10 @@ class Roster:
         entries = (self.by_index(index) for index in sorted(set(indices)))
         return tuple(entry.site_id for entry in entries if not entry.is_valid_at(unix_s))
 
-    def left(self, indices: Iterable[int], unix_s: int) -> tuple[str, ...]:
-        """Ids of those sites, by roster index, that have revoked their keys by this second of Unix time, likewise."""
+    def left(self, indices: Iterable[int]) -> tuple[str, ...]:
+        """Ids of those sites, by roster index, that have revoked their keys, likewise."""
         entries = (self.by_index(index) for index in sorted(set(indices)))
-        return tuple(entry.site_id for entry in entries if entry.has_left(unix_s))
+        return tuple(entry.site_id for entry in entries if entry.has_left)
 
     def by_tls_pin(self, tls_pin: bytes) -> RosterEntry:
         """The site whose TLS key has this SHA-256 pin. Raises KeyError where none has."""
@@ -423,8 +424,8 @@ def _entry(item: object) -> RosterEntry:
 
 def _require_number(key: str, value: int) -> None:
     # A bool is an int to Python, and another value in canonical JSON.
-    if type(value) is not int or not 0 <= value <= _MAX_NUMBER:
-        raise ConfigError(key, f"must be an integer from 0 to {_MAX_NUMBER}")
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
+        raise ConfigError(key, f"must be an integer from 0 to {MAX_NUMBER}")
 
 
 def _require_bytes(key: str, value: bytes, length: int) -> None:

@@ -531,8 +531,8 @@ def _time(dossier: Dossier) -> Iterator[tuple[str, str]]:
     )
     yield (
         "how to leave",
-        "securefda source leave --certificate: this kit then starts no process any more. Sites that get the "
-        "certificate refuse its keys at once. The authority strikes the site off the list",
+        "securefda source leave --certificate: this kit then starts no process any more. Sites that take the "
+        "certificate refuse its keys when they next start. The authority strikes the site off the list",
     )
     yield (
         "cannot be undone",

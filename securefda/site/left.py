@@ -4,7 +4,8 @@ The site signs it with the key that it revokes. Every other site takes the file 
 refuses these keys from then on, before the authority has made a roster without them. Keys that the site gets later, if
 it is enrolled again, are others and are not concerned.
 
-Someone who has stolen the key can sign one, too. It ends what the thief can do with it.
+Someone who has stolen the key can sign one, too. It ends what the thief can do with it, whatever it says: the keys are
+refused wherever it is taken, also if it names an hour to come.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from securefda.errors import CertificateError, ConfigError
 from securefda.formats import LEAVING
 from securefda.parse import canonical_json, items, load_object, number, object_with, text
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
-from securefda.protocol.roster import Roster, RosterEntry, check_name
+from securefda.protocol.roster import MAX_NUMBER, Roster, RosterEntry, check_name
 from securefda.text import utc_minute
 
 LEAVING_MESSAGE: Final = "Leaving"
@@ -63,7 +64,7 @@ class LeavingCertificate:
         epoch: of the roster that it had.
         signing_key: raw Ed25519 public key, 32 bytes.
         tls_pin: SHA-256 of the TLS key's SubjectPublicKeyInfo, 32 bytes.
-        left_at: Unix time in seconds from which these keys are revoked.
+        left_at: Unix time in seconds at which the site revoked these keys, by its own word.
         runs: what it has released.
         signature: 64 bytes.
 
@@ -83,6 +84,8 @@ class LeavingCertificate:
     def __post_init__(self) -> None:
         check_name("certificate of leaving", self.federation_id)
         check_name("certificate of leaving", self.site_id)
+        if not 0 <= self.left_at <= MAX_NUMBER:
+            raise ConfigError("certificate of leaving", "names no time at which a site can have left", hint=_AGAIN)
         if not signature_is_valid(self.signing_key, LEAVING_MESSAGE, self.body(), self.signature):
             why = f"is not signed by the key of {self.site_id} that it names: it was edited, or another signed it"
             raise ConfigError("certificate of leaving", why, hint=_AGAIN)

@@ -169,7 +169,7 @@ def unpack_kit(package: Path, out: Path, now: datetime, *, expected_ca: str | No
             make_folder(partial / LOCAL)
             for name, content in local.items():
                 write_file(partial / LOCAL / name, content.data, 0o644)
-    return _summary(kit, now, digest)
+    return _summary(kit, digest)
 
 
 def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) -> KitSummary:
@@ -187,7 +187,7 @@ def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) ->
         digest, files, _ = read_package(path)
         has_keys = bool(set(SECRET_FILES) & set(files))
         kit = (open_kit if has_keys else open_public)(path, files, now, expected_ca=expected_ca)
-    return _summary(kit, now, digest)
+    return _summary(kit, digest)
 
 
 def _public_files(path: Path) -> dict[str, FileContent]:
@@ -258,7 +258,7 @@ def _made_keys(kit: Kit) -> bool:
     return request.fingerprint == entry_fingerprint(kit.entry)
 
 
-def _summary(kit: PublicKit, now: datetime, package_digest: str = "") -> KitSummary:
+def _summary(kit: PublicKit, package_digest: str = "") -> KitSummary:
     if not isinstance(kit, Kit):
         keys = "at the site alone"
     elif _made_keys(kit):
@@ -274,7 +274,7 @@ def _summary(kit: PublicKit, now: datetime, package_digest: str = "") -> KitSumm
         key_fingerprint=entry_fingerprint(kit.entry),
         epoch=kit.roster.epoch,
         sites=tuple(entry.site_id for entry in kit.roster.entries),
-        left=kit.roster.left(range(len(kit.roster.entries)), int(now.timestamp())),
+        left=kit.roster.left(range(len(kit.roster.entries))),
         names=host_names(kit.certificate),
         aggregator=str(kit.endpoints.aggregator),
         server_name=kit.endpoints.server_name,

@@ -318,7 +318,7 @@ def preflight(
             run("settings", probes.settings)
     else:
         roster = kit.roster
-        gone = roster.left(range(len(roster.entries)), int(now.timestamp()))
+        gone = roster.left(range(len(roster.entries)))
         line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
         line += f", of which {names(gone)} left" if gone else ""
         findings += [Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")]

@@ -60,8 +60,7 @@ def test_a_site_that_took_it_refuses_these_keys_by_name_and_has_the_same_roster(
     assert source_of_pin(after, leaver.entry.tls_pin) is None
     assert source_of_pin(after, kit_of(federation).entry.tls_pin) is not None
     assert after.roster.digest() == target.roster.digest()
-    assert after.roster.left((leaver.entry.index,), NOW_S) == (LEAVER,)
-    assert after.roster.left((leaver.entry.index,), NOW_S - 1) == ()
+    assert after.roster.left((leaver.entry.index,)) == (LEAVER,)
     assert notes_of_left(after.roster) == (
         f"{LEAVER} left the federation on {NOW:%Y-%m-%d %H:%M} UTC: its keys are refused",
     )
@@ -108,7 +107,7 @@ def test_a_site_that_was_enrolled_again_with_new_keys_is_not_hit_by_the_old_cert
     renew_site(federation, LEAVER, now=NOW)
 
     again, target = kit_of(federation, LEAVER), kit_of(federation, TARGET)
-    assert kit_of(federation).roster.left((again.entry.index,), NOW_S) == ()
+    assert kit_of(federation).roster.left((again.entry.index,)) == ()
     require_without_left(taken_before.local, again.roster)
     use_kit(again)
     with pytest.raises(ConfigError, match="is not of the keys that basel has in the roster of epoch 2"):
@@ -181,6 +180,8 @@ def with_blanks(federation: Path, _: Path) -> bytes:
 NOT_SIGNED = "is not signed by the key of basel that it names: it was edited, or another signed it"
 LIES: dict[str, tuple[Lie, str]] = {
     "another day": (edited(lambda fields: fields.update(left_at=NOW_S + 9)), NOT_SIGNED),
+    "no time": (edited(lambda fields: fields.update(left_at=2**62)), "names no time at which a site can have left"),
+    "a time before all": (edited(lambda fields: fields.update(left_at=-1)), "names no time at which a site can have"),
     "fewer runs": (edited(lambda fields: fields.update(runs=[])), NOT_SIGNED),
     "another site": (
         edited(lambda fields: fields.update(site_id=OTHER)),
@@ -217,7 +218,7 @@ def test_a_lie_is_refused_by_name_and_the_kit_stays_as_it_was(
     assert refusal.value.hint
     assert "\n" not in str(refusal.value)
     assert files(kit) == before
-    assert kit_of(federation).roster.left(range(3), NOW_S) == ()
+    assert kit_of(federation).roster.left(range(3)) == ()
 
 
 def test_a_file_that_was_edited_in_the_kit_is_named_and_nothing_starts(federation: Path) -> None:
@@ -240,14 +241,16 @@ def test_a_certificate_of_another_federation_that_was_put_there_is_named(
         kit_of(federation)
 
 
-def test_it_holds_from_its_time_on(federation: Path) -> None:
+def test_a_thief_who_signs_an_hour_to_come_keeps_no_site_from_refusing_the_key(federation: Path) -> None:
     kit, leaver = kit_of(federation), kit_of(federation, LEAVER)
-    later = LeavingCertificate.make(leaver.entry, leaver.roster, leaver.signing_key, NOW + timedelta(days=1), RUNS)
-    take(kit.local, kit.roster, later)
+    in_years = LeavingCertificate.make(leaver.entry, leaver.roster, leaver.signing_key, NOW + timedelta(days=999), RUNS)
+    file = take(kit.local, kit.roster, in_years)
+    assert take(kit.local, kit.roster, certificate_of(leaver)) == file, "the site's own comes too late to be kept"
 
-    entry = kit_of(federation).roster.by_id(LEAVER)
+    after = kit_of(federation)
 
-    assert (entry.is_valid_at(NOW_S), entry.is_valid_at(NOW_S + 86_400)) == (True, False)
+    assert source_of_pin(after, leaver.entry.tls_pin) is None
+    assert after.roster.out_of_date((leaver.entry.index,), NOW_S) == (LEAVER,)
 
 
 def test_preflight_names_who_has_left_and_fails_at_the_site_itself(federation: Path) -> None:
