@@ -84,6 +84,25 @@ class Parts:
         return self.roster.by_index(self.input.sender).site_id
 
     @property
+    def summed_with(self) -> list[str]:
+        """The sources on the list at this one's level; only these can be in a sum with its input."""
+        header = self.header.body
+        level = header.at(header.level_of(self.input.sender))
+        alive = (one.index for one in self.survivors.body.survivors)
+        return [self.roster.by_index(index).site_id for index in alive if index in level]
+
+    @property
+    def signers(self) -> frozenset[int]:
+        """Those on the list that signed it; among neighbours only those that hold the source's shares."""
+        lists, terms = self.survivors.body, self.header.body
+        digest = survivors_digest(self.survivors.envelope.context, lists)
+        signed = {one.sender for one in self.signatures if one.body.survivors_digest == digest}
+        signers = frozenset(one.index for one in lists.survivors) & signed
+        if terms.graph is None:
+            return signers
+        return signers & drawn_ring(terms, _keys_context(self), self.nonces).holders(self.input.sender)
+
+    @property
     def nonces(self) -> Mapping[int, bytes]:
         """What the ring was drawn from, by roster index; none in a complete graph."""
         return {} if self.neighbours is None else self.neighbours.body.nonce_by_member()
@@ -188,19 +207,16 @@ def _survivors(parts: Parts) -> None:
 
 
 def _quorum(parts: Parts) -> None:
-    lists = parts.survivors.body
-    digest = survivors_digest(parts.survivors.envelope.context, lists)
-    alive = {one.index for one in lists.survivors}
-    # Only signatures of survivors over this very list: one over another list says nothing about this input.
-    signers = {one.sender for one in parts.signatures if one.body.survivors_digest == digest and one.sender in alive}
+    alive = {one.index for one in parts.survivors.body.survivors}
     needed, fault = parts.header.body.threshold, header_fault(_said(parts, parts.receipt.header))
     _require(not fault, f"the header has {fault}")
     if (graph := parts.header.body.graph) is not None:  # of another part of the ring other lists may have been signed
         _require(len(alive) >= needed, f"the list has {len(alive)} of the {needed} sources needed")
         ring = drawn_ring(parts.header.body, _keys_context(parts), parts.nonces)
         _require(alive <= ring.members, "a source on the list is not on the ring")
-        signers, needed = signers & ring.holders(parts.input.sender), graph.threshold
-    _require(len(signers) >= needed, f"{len(signers)} of the {needed} sources needed signed this list of survivors")
+        needed = graph.threshold
+    count = len(parts.signers)
+    _require(count >= needed, f"{count} of the {needed} sources needed signed this list of survivors")
 
 
 def _result(parts: Parts) -> None:
@@ -328,9 +344,9 @@ def verify_receipt(file: Path, trusted: Path, *, site: str = "", run: str = "", 
 
 def said_of_receipt(parts: Parts) -> Outcome:
     """Say what a checked receipt proves, for people and for programs."""
-    header, lists, result = parts.header.body, parts.survivors.body, parts.result.body
-    at = dict(zip(header.participants, header.levels, strict=True))
-    survivors = [parts.roster.by_index(one.index).site_id for one in lists.survivors]
+    header, result, survivors = parts.header.body, parts.result.body, parts.summed_with
+    level = header.level_of(parts.input.sender)
+    signed_by = sorted(parts.roster.by_index(index).site_id for index in parts.signers)
     ledger = None
     if parts.charged is not None:
         before = None if parts.before is None else facts_of_ledger(parts.before)
@@ -342,22 +358,23 @@ def said_of_receipt(parts: Parts) -> Outcome:
         "federation": parts.roster.federation_id,
         "run": header.run_id.hex(),
         "round": header.round,
-        "visibility": at[parts.input.sender].label,
+        "visibility": level.label,
         "input": parts.input.body.digest.hex(),
         "graph": "ring" if is_ring else "complete",
         "survivors": survivors,
-        "signed_by": sorted({parts.roster.by_index(one.sender).site_id for one in parts.signatures}),
+        "signed_by": signed_by,
         "model": result.model_digest.hex(),
         "continued_by": None if parts.following is None else follows[type(parts.following.body)],
         "log": {"size": Checkpoint.parse(parts.note.text).size, "cosigned_by": parts.roster.target.site_id},
         "ledger": ledger,
     }
-    whom = f"the sources that hold shares of {parts.site}" if is_ring else "them"
+    whom = f"the sources that hold shares of {parts.site}" if is_ring else "its sources"
+    of = "" if level is m.Visibility.SUM else f"a cohort of {header.cohort_quorum} or more of "
     rows = [
         ("receipt of", f"{parts.site} in federation {parts.roster.federation_id}"),
         ("run, round", f"{header.run_id.hex()}, {header.round}"),
-        ("masked input", f"SHA-256 {parts.input.body.digest.hex()}, at {at[parts.input.sender].label}"),
-        ("in the sum of", f"{names(survivors)}, a list signed by the target and {len(parts.signatures)} of {whom}"),
+        ("masked input", f"SHA-256 {parts.input.body.digest.hex()}, at {level.label}"),
+        ("in the sum of", f"{of}{names(survivors)}, by a list that the target signed and {len(signed_by)} of {whom}"),
         ("result", f"model with SHA-256 {result.model_digest.hex()}, signed by the target"),
         ("which continues", str(data["continued_by"] or "nothing that this receipt holds")),
         ("ledger before", _ledger_text(parts.before, "no charge before it in this run's log")),

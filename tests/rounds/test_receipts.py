@@ -262,6 +262,33 @@ def test_a_receipt_says_what_it_proves(runs: Runs) -> None:
     assert "Not proved: that the input was honest" in said.text
 
 
+def test_only_sources_that_signed_the_list_are_said_to_have_signed_it(tmp_path: Path) -> None:
+    Charged(tmp_path / "run", 5, rounds=1).open().go().close()
+    roster = tmp_path / "roster.json"
+    roster.write_bytes(roster_of(5).canonical_bytes())
+    receipt = receipt_of(log_of(tmp_path / "run"), 1, roster)
+    enough = decoded(receipt.header).body.threshold
+    signed, rest = receipt.signatures[:enough], receipt.signatures[enough:]
+    assert rest
+    others = tuple(again(one, decoded(one).sender, survivors_digest=bytes(32)) for one in rest)
+    (tmp_path / "padded").write_bytes(replace(receipt, signatures=(*signed, *signed, *others)).to_bytes())
+    said = verify_receipt(tmp_path / "padded", roster)
+    assert said.data["signed_by"] == [site_id(decoded(one).sender) for one in signed]
+    assert f"by a list that the target signed and {enough} of its sources" in said.text
+
+
+def test_at_cohort_a_receipt_says_that_the_sum_is_of_a_cohort_and_names_no_source_at_sum(tmp_path: Path) -> None:
+    at_sum = dict.fromkeys((5, 6, 7, 8), m.Visibility.SUM)
+    Charged(tmp_path / "run", 8, rounds=2, visibility=m.Visibility.COHORT, permits=at_sum).open().go().close()
+    roster = tmp_path / "roster.json"
+    roster.write_bytes(roster_of(8).canonical_bytes())
+    for index, names, words in ((ME, (1, 2, 3, 4), "a cohort of 3 or more of "), (5, (5, 6, 7, 8), "")):
+        write_receipt(log_of(tmp_path / "run", index), 1, file := tmp_path / f"{index}", roster)
+        said = verify_receipt(file, roster)
+        assert said.data["survivors"] == [site_id(one) for one in names]
+        assert f"{words}{site_id(names[0])}, " in said.text
+
+
 @pytest.mark.parametrize("asked", [{"site": "other"}, {"run": "ffff"}, {"round_number": 3}])
 def test_a_receipt_of_something_else_than_was_asked_for_is_refused(asked: dict[str, Any], runs: Runs) -> None:
     file = runs.folder / "asked"
