@@ -334,6 +334,9 @@ def encode(inputs: Inputs, encoder: Encoder, out: Path, *, batch: int, progress:
             _require_usable(features, some, inputs)
             replace_file(file, FeatureFile(features).to_bytes(), mode=SECRET_MODE)
         parts.append(read_features(file).features)
+        if parts[-1].shape[1] != (width := parts[0].shape[1]):
+            why = f"makes {parts[-1].shape[1]} features of a row, and made {width} of those before"
+            raise ConfigError(_OPTION, why, hint=f"if its code has changed, remove {kept}, which keeps the former ones")
         progress(some.stop, len(names))
     numbers = torch.tensor(inputs.labels) if inputs.classes else None
     whole = FeatureFile(torch.cat(parts), numbers, encoder.digest, inputs.classes, names)

@@ -118,6 +118,20 @@ def test_a_second_call_encodes_only_what_the_first_did_not(
     assert both[0].rows == both[1].rows
 
 
+def test_an_encoder_that_makes_other_features_than_before_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its code was changed meanwhile, and its weights were not."""
+    fill(tmp_path / "north")
+    monkeypatch.setattr(Means, "interrupted_at", 3)
+    assert encode("north", "--batch", "5") == ExitCode.INTERRUPTED
+    capsys.readouterr()
+    six = Means.forward
+    monkeypatch.setattr(Means, "forward", lambda self, images: six(self, images)[:, :4])
+    why, hint = "makes 4 features of a row, and made 6 of those before", "remove a.safetensors.parts"
+    refused(why, hint, "north", "--batch", "5", err=capsys.readouterr)
+
+
 def test_one_round_on_features_makes_a_head_that_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, site in enumerate(SITES):
         fill(tmp_path / site, seed=number, count=30)
