@@ -108,7 +108,9 @@ def _of_npz(content: bytes) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
         for key in _KEYS:
             if key not in archive:
                 continue
-            if archive.zip.getinfo(f"{key}.npy").file_size > MAX_DATA_BYTES:
+            # NumPy reads an entry without the suffix in place of one with it
+            sizes = [one.file_size for one in archive.zip.infolist() if one.filename in (key, f"{key}.npy")]
+            if max(sizes) > MAX_DATA_BYTES:
                 raise ValueError(f"{key} would have more than {MAX_DATA_BYTES >> 20} MiB")
             tensors[key] = torch.from_numpy(archive[key])
     return tensors, {}

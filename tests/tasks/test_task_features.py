@@ -475,13 +475,19 @@ def more_rows_than_there_are(path: Path) -> None:
         archive.writestr("features.npy", head.getvalue())
 
 
-def a_bomb(path: Path) -> None:
+def a_bomb(path: Path, *names: str) -> None:
     """Two gigabytes of zeros, as the directory of the archive says; they are never unpacked."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("features.npy", bytes(1000))
+        for name in names or ("features.npy",):
+            archive.writestr(name, bytes(1000))
     content = path.read_bytes()
     start = content.index(b"PK\1\2") + 24
     path.write_bytes(content[:start] + struct.pack("<I", 2**31) + content[start + 4 :])
+
+
+def a_bomb_beside_a_good_array(path: Path) -> None:
+    """NumPy takes the entry without the suffix."""
+    a_bomb(path, "features", "features.npy")
 
 
 @pytest.mark.parametrize(
@@ -494,6 +500,7 @@ def a_bomb(path: Path) -> None:
         (damaged, ""),
         (more_rows_than_there_are, ""),
         (a_bomb, "would have more than 1024 MiB"),
+        (a_bomb_beside_a_good_array, "would have more than 1024 MiB"),
     ],
 )
 def test_an_unfit_archive_is_named_and_nothing_is_unpickled(
