@@ -133,7 +133,8 @@ def _files(folder: Path) -> Iterator[tuple[Path, FileFormat]]:
 def _found(folder: Path, path: Path, form: FileFormat) -> Found:
     file = str(path.relative_to(folder))
     try:
-        content = read_start(path, formats.SQLITE_HEAD_BYTES) if path.suffix == ".sqlite" else read_file(path)
+        by_its_start = path.suffix == ".sqlite" or form is formats.LOG  # a checkpoint may exceed what read_file takes
+        content = read_start(path, formats.SQLITE_HEAD_BYTES) if by_its_start else read_file(path)
         number = form.find(content.data)
     except ConfigError as error:
         return Found(file, form.what, None, Verdict.NOT_READ, error.why)

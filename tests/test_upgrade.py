@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from securefda import formats, upgrade
 from securefda.audit.reading import logs_at, open_log
 from securefda.audit.receipt import Receipt, ReceiptError
 from securefda.audit.reconcile.evidence import Evidence, EvidenceError
+from securefda.audit.signed_notes import Note, Signature
 from securefda.cli import main
+from securefda.disk import MAX_FILE_BYTES
 from securefda.errors import ConfigError, SecureFdaError
 from securefda.formats import FileFormat
 from securefda.operations.run_folder import read_summary
@@ -136,6 +139,16 @@ def test_a_file_of_a_newer_format_is_named_with_the_release_that_reads_it(
     shown = capsys.readouterr()
     assert line in shown.out
     assert "this release does not read 1 of" in shown.err
+
+
+def test_a_checkpoint_that_a_thousand_sites_cosigned_is_read(files: Path) -> None:
+    path = one(files, "checkpoint")
+    note = Note.parse(path.read_bytes())
+    lines = (Signature(f"securefda/1/fed-heart/site-{index}", bytes(4), bytes(8 + 3309)) for index in range(1023))
+    path.chmod(0o600)
+    path.write_bytes(replace(note, signatures=(*note.signatures, *lines)).to_bytes())
+    assert path.stat().st_size > MAX_FILE_BYTES
+    assert {found.verdict for found in examine(files)} == {Verdict.READ}
 
 
 def _manifest(path: Path) -> Manifest:

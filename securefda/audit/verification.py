@@ -22,7 +22,7 @@ from securefda.audit.merkle import ProofError
 from securefda.audit.reading import DamagedLog, Inclusion, LogFolder, NoLog, being_written, logs_at, open_log
 from securefda.audit.report.disclosure import SiteDisclosure, disclosure_of
 from securefda.audit.report.party_tables import read_party
-from securefda.audit.signed_notes import Checkpoint, LogName, Note, NoteError
+from securefda.audit.signed_notes import MAX_NOTE_BYTES, Checkpoint, LogName, Note, NoteError
 from securefda.audit.statements import StatementReader
 from securefda.audit.verify import UNVOUCHED, Finding, Verification, verify_log
 from securefda.disk import read_file
@@ -194,7 +194,7 @@ def _assigned(names: Sequence[LogName], files: Sequence[Path]) -> list[list[byte
     """Return for each log the outside checkpoints that name it. Raises ConfigError."""
     notes: list[list[bytes]] = [[] for _ in names]
     for file in files:
-        data = read_file(file).data
+        data = read_file(file, limit=MAX_NOTE_BYTES).data
         try:
             origin = Checkpoint.parse(Note.parse(data).text).origin
         except NoteError as error:
