@@ -188,7 +188,7 @@ class AuditLog:
             if not signature.is_of(witness):
                 raise SignatureError(f"the line does not name the key of {witness.name}")
             check_signature(note.text, signature, witness)
-            if any(line.is_of(witness) for line in note.signatures):
+            if any(line.fits(witness) for line in note.signatures):
                 return note
             note = note.signed(signature)
             with self._dead_on_error():

@@ -44,6 +44,11 @@ MAX_NAME_BYTES: Final = 255
 LASTING_RECORDS: Final = 128
 """Records for each site of the roster in a block of a log: see `block_of`."""
 _KEY_BYTES, _ID_BYTES, _SIGNATURE_BYTES, _TIME_BYTES = 32, 4, 64, 8
+_VALUE_BYTES: Final = {
+    ED25519: _SIGNATURE_BYTES,
+    COSIGNATURE_V1: _TIME_BYTES + _SIGNATURE_BYTES,
+    ML_DSA_65: _TIME_BYTES + ml_dsa.SIGNATURE_BYTES,
+}
 _LARGEST = 2**63 - 1
 _DASH = "\N{EM DASH} "
 _COSIGNED = "cosignature/v1\n"
@@ -96,6 +101,11 @@ class NoteKey:
         """First 4 bytes of ``SHA-256(name || 0x0A || kind || public key)``; with a name of the kind behind 0xff."""
         return _key_id(self.name, self.kind, self.public)
 
+    @property
+    def value_bytes(self) -> int:
+        """How many bytes every signature of this kind has, with its time."""
+        return _VALUE_BYTES[self.kind]
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
@@ -130,6 +140,10 @@ class Signature:
         """Tell whether the line names this key; whether the key made it is another question."""
         return self.name == key.name and self.key_id == key.key_id
 
+    def fits(self, key: NoteKey) -> bool:
+        """Tell whether it also has the length of such a signature: a site can make two keys of one id (2**32 tries)."""
+        return self.is_of(key) and len(self.value) == key.value_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -137,7 +151,7 @@ class Note:
 
     Attributes:
         text: UTF-8 that ends in a newline, without other control characters.
-        signatures: at least one; no two name the same key.
+        signatures: at least one; no two of one length name the same key.
 
     Raises NoteError if it cannot be written down so.
     """
@@ -150,7 +164,7 @@ class Note:
             raise NoteError("the text of a note ends in a newline and has no other control character")
         if not 1 <= len(self.signatures) <= MAX_SIGNATURES:
             raise NoteError(f"a note has 1 to {MAX_SIGNATURES} signatures, not {len(self.signatures)}")
-        if len({(line.name, line.key_id) for line in self.signatures}) != len(self.signatures):
+        if len({(line.name, line.key_id, len(line.value)) for line in self.signatures}) != len(self.signatures):
             raise NoteError("a note has two signatures of one key")
 
     def to_bytes(self) -> bytes:
@@ -180,8 +194,9 @@ class Note:
 
     def only_by(self, *keys: NoteKey) -> Note:
         """The note with the signatures of these keys alone. Raises NoteError if there is none."""
-        known = {(key.name, key.key_id) for key in keys}
-        return Note(self.text, tuple(line for line in self.signatures if (line.name, line.key_id) in known))
+        known = {(key.name, key.key_id, key.value_bytes) for key in keys}
+        lines = (line for line in self.signatures if (line.name, line.key_id, len(line.value)) in known)
+        return Note(self.text, tuple(lines))
 
     def check(self, keys: Iterable[NoteKey]) -> tuple[NoteKey, ...]:
         """Check every signature that names one of these keys, and ignore those of all other keys.
@@ -191,11 +206,13 @@ class Note:
 
         Raises SignatureError if one is wrong, or there is none.
         """
-        known = {(key.name, key.key_id): key for key in keys}
+        known: dict[tuple[str, bytes], list[NoteKey]] = {}
+        for key in keys:
+            known.setdefault((key.name, key.key_id), []).append(key)
         signers = []
         for line in self.signatures:
-            key = known.get((line.name, line.key_id))
-            if key is not None:
+            if named := known.get((line.name, line.key_id)):
+                key = next(filter(line.fits, named), named[0])
                 check_signature(self.text, line, key)
                 signers.append(key)
         if not signers:
@@ -295,8 +312,7 @@ def check_signature(text: str, signature: Signature, key: NoteKey) -> int:
     """
     time, value, signed = 0, signature.value, text.encode()
     if key.kind != ED25519:
-        length = ml_dsa.SIGNATURE_BYTES if key.kind == ML_DSA_65 else _SIGNATURE_BYTES
-        if len(value) != _TIME_BYTES + length:
+        if len(value) != key.value_bytes:
             raise SignatureError(f"the cosignature of {key.name} has {len(value)} bytes")
         (time,), value = struct.unpack(">Q", value[:_TIME_BYTES]), value[_TIME_BYTES:]
         signed = _signed_with_ml_dsa(text, key.name, time) if key.kind == ML_DSA_65 else _cosigned(text, time)

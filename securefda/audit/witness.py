@@ -292,7 +292,7 @@ class Witness:
 
     def _is_lasting(self, index: int, note: Note) -> bool:
         """Return whether a checkpoint of a site's log has a line of its ML-DSA key; `_signed_by` has checked that."""
-        return any(line.is_of(key) for key in self._keys(self._log_key, index)[1:] for line in note.signatures)
+        return any(line.fits(key) for key in self._keys(self._log_key, index)[1:] for line in note.signatures)
 
     def _has_ml_dsa(self, index: int) -> bool:
         return bool(self._roster.by_index(index).ml_dsa_key)

@@ -15,12 +15,26 @@ from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 from lasting import sign_lasting
-from log_builder import KEYS, NAME, PARTIES, PUBLIC, entry, grow, opened
+from log_builder import KEYS, NAME, PARTIES, PUBLIC, Clock, entry, grow, opened
 
+from securefda.audit.log import AuditLog
 from securefda.audit.log_files import CHECKPOINT, CHECKPOINTS
-from securefda.audit.signed_notes import ML_DSA_65, Note, NoteError, NoteKey, Signature, check_signature, sign_ml_dsa
+from securefda.audit.signed_notes import (
+    COSIGNATURE_V1,
+    ML_DSA_65,
+    Note,
+    NoteError,
+    NoteKey,
+    Signature,
+    SignatureError,
+    check_signature,
+    cosign,
+    sign_ml_dsa,
+    witness_name,
+)
 from securefda.audit.verify import Verification, verify_log
 from securefda.errors import ConfigError
 from securefda.protocol import ml_dsa
@@ -205,6 +219,51 @@ def test_wrong_line_of_a_known_key_is_a_bad_signature(tmp_path: Path) -> None:
     finding = judged(log).finding
     assert finding is not None
     assert finding.kind == "bad-signature"
+
+
+def of_one_id(ed25519: int, lasting: int) -> tuple[Ed25519PrivateKey, MLDSA65PrivateKey]:
+    """Two keys that a site searched for; it does not derive one from the other."""
+    one, other = (hashlib.sha256(b"of one id %d" % number).digest() for number in (ed25519, lasting))
+    return Ed25519PrivateKey.from_private_bytes(one), MLDSA65PrivateKey.from_seed_bytes(other)
+
+
+def test_a_witness_with_two_keys_of_one_id_does_not_make_a_log_look_badly_signed(tmp_path: Path) -> None:
+    key, lasting = of_one_id(88463, 28773)
+    name, public = witness_name("hearts", "site-b"), key.public_key().public_bytes_raw()
+    lasting_public = lasting.public_key().public_bytes_raw()
+    ours, theirs = NoteKey(name, COSIGNATURE_V1, public), NoteKey(name, ML_DSA_65, lasting_public)
+    assert ours.key_id == theirs.key_id
+    with opened(tmp_path) as log:
+        for size in (10, 20):
+            grow(log, size, witnesses=("site-c",))
+            text = Note.parse(log.checkpoint()).text
+            log.add_cosignature(size, cosign(text, name, key, 1_800_000_000), ours)
+            if size == 10:
+                sign_lasting(log, NAME, KEYS, ("site-c",))
+                log.add_cosignature(size, sign_ml_dsa(text, name, lasting, 1_800_000_000), theirs)
+    keys, all_lasting = PUBLIC | {"site-b": public}, LASTING | {"site-b": lasting_public}
+    verified = verify_log(tmp_path / NAME.run, NAME, keys, all_lasting, witnesses_needed=2)
+    assert (verified.finding, verified.witnesses) == (None, ("site-b", "site-c"))
+    assert verified.notes == ("records from 10 on have Ed25519 signatures alone, and none of ML-DSA",)
+
+
+def test_a_run_id_under_which_the_two_keys_of_a_log_have_one_id_spoils_no_checkpoint(tmp_path: Path) -> None:
+    key, lasting = of_one_id(110501, 69530)
+    own, second = (
+        NAME.key(key.public_key().public_bytes_raw()),
+        NAME.key(lasting.public_key().public_bytes_raw(), ML_DSA_65),
+    )
+    assert own.key_id == second.key_id
+    with AuditLog.open(tmp_path, NAME, key, Clock()) as log:
+        log.append(entry(0))
+        text = Note.parse(log.checkpoint()).text
+        log.add_cosignature(1, sign_ml_dsa(text, NAME.origin, lasting, 1_800_000_000), second)
+        note = Note.parse(log.checkpoint())
+    assert note.check([own, second]) == (own, second)
+    assert note.only_by(own).check([own, second]) == (own,)
+    wrong = replace(note.signatures[0], value=bytes(63))
+    with pytest.raises(SignatureError):
+        replace(note, signatures=(wrong, note.signatures[1])).check([own, second])
 
 
 def test_log_of_a_site_without_an_ml_dsa_key_needs_none(tmp_path: Path) -> None:
