@@ -96,6 +96,8 @@ class Witness:
         self._lasting_size, self._lasting_at = 0, 0.0
         self._due: set[int] = set()
         """Witnesses that owe a signature of ML-DSA for the checkpoint that is shown."""
+        self._shown_bare: set[int] = set()
+        """Witnesses that were shown it before this site signed it with ML-DSA; their answer may be on its way."""
 
     def known_of(self, index: int) -> int:
         """Number of records of a site's log of this run that this site has cosigned."""
@@ -125,6 +127,7 @@ class Witness:
         """
         self._note = self.journal.checkpoint()
         self._due.clear()
+        self._shown_bare.clear()
         head = signed_notes.Checkpoint.parse(self._note.text)
         self.journal.event("checkpoint-signed", size=head.size, root=head.root.hex())
         is_late = self._unix_time() - self._lasting_at >= LASTING_S
@@ -154,8 +157,13 @@ class Witness:
         old = known if known <= size else 0  # who knows more than there is cannot be served, and says so
         if self._ml_dsa is not None and self._enters_block(old, size):
             shown = self._sign_lasting(shown)
-            self._due.add(index)
+            self._shown_bare.discard(index)
         bare = shown.only_by(*self._keys(self._log_key, self._signer.index))
+        # Whatever it says that it knows: by a false number it could leave the log without its signature of ML-DSA
+        if not self._is_lasting(self._signer.index, bare):
+            self._shown_bare.add(index)
+        elif index not in self._shown_bare:
+            self._due.add(index)
         return self._parcel(Checkpoint(bare.to_bytes(), old, self.journal.proof(old), self.known_of(index)))
 
     def cosign(self, index: int, shown: Checkpoint) -> Parcel | None:

@@ -143,6 +143,17 @@ def test_cosignature_without_its_ml_dsa_line_makes_a_source_faulty(federation: F
     assert federation.run._site.witness._note == before
 
 
+@pytest.mark.parametrize("claimed", [0, 1, 600])
+def test_a_witness_cannot_talk_its_line_away_by_what_it_says_it_knows(federation: Federation, claimed: int) -> None:
+    """Records 1 to 640 are one block: with one cosigned, a witness owes a line there only if it is shown one."""
+    shown = shown_first(federation).message.body
+    own, _ = federation.sources[ME].handle(outside(TARGET, replace(shown, known=claimed)))
+    text = Note.parse(own.message.body.note).text
+    line = signed_notes.cosign(text, witness_name("study", site_id(TARGET)), identity(TARGET), 1)
+    federation.sources[ME].handle(outside(TARGET, Cosigned(int(text.split("\n")[1]), line.to_line())))
+    assert [getattr(alarm, "check", "") for alarm in federation.watch.alarms[ME]] == ["COSIGNATURE_ML_DSA"]
+
+
 def test_a_third_line_is_no_cosignature(federation: Federation) -> None:
     own, cosigned = answers_of(federation)
     federation.run.receive(outside(ME, own))
