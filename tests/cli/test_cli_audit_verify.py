@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from stand_ins import Terminal
 from securefda.audit.kept import FILE
 from securefda.audit.log_records import Entry
 from securefda.audit.merkle import Levels, check_inclusion, leaf_hash, pack, unpack
-from securefda.audit.signed_notes import Checkpoint, LogName, Note, sign
+from securefda.audit.signed_notes import Checkpoint, LogName, Note, Signature, sign
 from securefda.audit.verification import verification_progress
 from securefda.cli import main
 from securefda.samples import sample
@@ -257,13 +258,16 @@ def test_log_signed_anew_with_a_stolen_key_lacks_cosigners_and_its_control_passe
     assert "no other site has cosigned the newest checkpoint" in " ".join(control["notes"])
 
 
+@pytest.mark.parametrize("others", [0, 1023], ids=["few cosigners", "a thousand with ML-DSA"])
 def test_checkpoint_that_another_site_holds_shows_a_log_that_was_cut_and_signed_anew(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, capsys: Capture, others: int
 ) -> None:
     party = Party(tmp_path / "logs")
     log = party.write()
     held = tmp_path / "held"
-    held.write_bytes((log / "checkpoint").read_bytes())
+    note = Note.parse((log / "checkpoint").read_bytes())
+    lines = (Signature(f"securefda/1/hearts/other-{index}", bytes(4), bytes(8 + 3309)) for index in range(others))
+    held.write_bytes(replace(note, signatures=(*note.signatures, *lines)).to_bytes())
     resign(party, entries_of(log)[:20])
 
     assert finding(capsys, log, "--witnesses", "0", "--known", held)["kind"] == "replayed"
