@@ -237,9 +237,10 @@ def _independent(rows: Sequence[Row]) -> str:
 
 
 def _of_script() -> dict[tuple[str, int], float]:
-    """What the independent script reached by column and seed, at the study's noise."""
+    """What the independent script reached by column and seed, at the study's noise, in its first draw."""
     cells = [json.loads(line) for line in INDEPENDENT.read_text().splitlines()]
-    return {(cell["column"], cell["seed"]): cell["accuracy"] for cell in cells if cell["noise"] == 0.4}
+    first = [cell for cell in cells if cell["noise"] == 0.4 and not cell.get("draw", 0)]
+    return {(cell["column"], cell["seed"]): cell["accuracy"] for cell in first}
 
 
 def _bars(rows: Sequence[Row]) -> str:
