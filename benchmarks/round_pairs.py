@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -28,7 +27,7 @@ FEDERATION = """
 [federation]
 name = "pairs"
 target = "target"
-sources = {sources}
+sources = ["source-1", "source-2", "source-3", "source-4", "source-5"]
 
 [task]
 factory = "round_cost_task:Wide"
@@ -51,22 +50,18 @@ batch-size = 4
 """
 
 
-def round_ms(tree: Path, params: int, rounds: int, *, sources: int = 5, settings: Sequence[str] = ()) -> float:
-    """Median milliseconds of a round of one run in a tree; ``settings`` as for ``--set``.
+def round_ms(tree: Path, params: int, rounds: int) -> float:
+    """Median milliseconds of a round of one run in a tree.
 
     Raises:
         subprocess.CalledProcessError: the run failed; its output says why.
     """
     with tempfile.TemporaryDirectory(dir=HERE) as name:  # on the disk of the tree: /tmp may be memory
         file, out = Path(name) / "pairs.toml", Path(name) / "run"
-        file.write_text(
-            FEDERATION.format(
-                params=params, rounds=rounds, sources=[f"source-{number + 1}" for number in range(sources)]
-            )
-        )
+        file.write_text(FEDERATION.format(params=params, rounds=rounds))
         command = "import sys; from securefda.cli import main; sys.exit(main())"
         subprocess.run(
-            [sys.executable, "-c", command, "run", str(file), "--out", str(out), *(f"--set={one}" for one in settings)],
+            [sys.executable, "-c", command, "run", str(file), "--out", str(out)],
             cwd=tree,
             env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tree), str(HERE))), "OMP_NUM_THREADS": "1"},
             check=True,

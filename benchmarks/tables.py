@@ -26,14 +26,10 @@ import attacks
 import demo
 import distance
 import dp_speed
-import few_sources
 import full_data
 import full_data_sweeps
 import gpu
 import gram_attack
-import hybrid_keys
-import lasting_logs
-import log_profile
 import many_sources
 import masking_session
 import memory
@@ -76,11 +72,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "startup": startup.tables(figures("startup")),
         "masking_session": masking_session.tables(figures("masking_session")["cells"]),
         "distance": distance.tables(figures("distance")["rows"]),
-        "hybrid_keys": hybrid_keys.tables(figures("hybrid_keys")),
-        "lasting_logs": lasting_logs.tables(figures("lasting_logs")),
-        "log_profile": log_profile.tables(figures("log_profile")),
         "many_sources": many_sources.tables(figures("many_sources")["cells"]),
-        "few_sources": few_sources.tables(figures("few_sources")["rows"]),
         "attacks": attacks.tables(figures("attacks")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
