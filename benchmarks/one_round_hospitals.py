@@ -8,7 +8,6 @@ Studies, each of ten seeds, which choose the target's rows with labels; the othe
 - ``gain``: the columns of one_round.py, and what labels at the target and the sources add, with an interval.
 - ``hospitals``: the 60 hospitals of eICU with most stays as the sources, and as the target a region in which none of
   them lies; one seed is a whole run, in a session with neighbours.
-- ``forms``: what the head may fit for survival, by the concordance at each source in turn, fitted to the others.
 
 DIR holds the folders eicu_demo and tcga_brca. Whole runs of every rule, with norm caps, are suites of ``securefda bench
 accuracy``.
@@ -31,24 +30,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from one_round import DATA, Data, fitted, samples, task_of
+from one_round import DATA, Data, fitted, samples
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 from studies import as_text, markdown, shown, this_machine
 
 from securefda.bench.accuracy.federated import Job, run
-from securefda.rules import Moments, fit_head
 from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.tasks import Samples
-from securefda.tasks.tabular import concordance
 
 FIGURES = Path(__file__).parent / "one_round_hospitals.json"
 SEEDS = range(10)
 EICU, TCGA = "eICU, 20 %, AUROC", "TCGA-BRCA, 50 %, concordance"
 HEADS = ("target alone", "no labels", "labels")
 RESAMPLES = 1000
-HORIZON_YEARS = 5.0
 Matrix = NDArray[np.float64]
 
 
@@ -250,83 +246,9 @@ def _write_hospitals(regions: Path, target: str, out: Path, count: int = 60) -> 
     return [f"hospital-{one}" for one in largest], sum(len(by_hospital[one]) for one in largest)
 
 
-Form = Callable[[Matrix, Matrix], Matrix]
-"""Times in years and events -> what the head fits, (n, c); more is a higher risk."""
-
-
-def _residual(hazard: float, years: float) -> Form:
-    return lambda times, events: (events * (times <= years) - hazard * np.minimum(times, years))[:, None]
-
-
-def _pseudo(*years: float) -> Form:
-    """Return minus the pseudo-observations of Kaplan-Meier at some years, of a site's rows (Andersen et al. 2003)."""
-
-    def survival(times: Matrix, events: Matrix) -> Matrix:
-        found = np.ones(len(years))
-        for time in np.unique(times[events == 1]):
-            found[np.array(years) >= time] *= 1 - events[times == time].sum() / (times >= time).sum()
-        return found
-
-    def form(times: Matrix, events: Matrix) -> Matrix:
-        count, whole = len(times), survival(times, events)
-        without = [survival(np.delete(times, row), np.delete(events, row)) for row in range(count)]
-        return (count - 1) * np.array(without) - count * whole + 0.8
-
-    return form
-
-
-FORMS: Mapping[str, Form] = {
-    "event, ever": lambda _, events: events[:, None] - 0.15,
-    "minus log time": lambda times, _: -np.log(times + 0.1)[:, None],
-    "residual, hazard 0.03 a year, 10 years": _residual(0.03, 10),
-    "residual, hazard 0.05 a year, 10 years": _residual(0.05, 10),
-    "residual, hazard 0.03 a year, 5 years": _residual(0.03, 5),
-    "residual, hazard 0.05 a year, 5 years": _residual(0.05, 5),
-    "residual, hazard 0.08 a year, 5 years": _residual(0.08, 5),
-    "residual, hazard 0.05 a year, 3 years": _residual(0.05, 3),
-    "pseudo-observation at 5 years": _pseudo(5),
-    "pseudo-observations at 2, 5 and 8 years": _pseudo(2, 5, 8),
-}
-
-
-def forms(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each form: the concordance at sources left out, for each target that has no part in it."""
-    data = DATA[TCGA]
-    rows = {}
-    for site in data.sites:
-        target = next(one for one in data.targets if one != site)
-        part = samples(task_of(data, target, 0, folder).train_data(site))
-        labels = part.labels.double().numpy()
-        rows[site] = part.features.double().numpy(), labels[:, 0] * HORIZON_YEARS, labels[:, 1]
-    for name, form in FORMS.items():
-        moments = {
-            site: Moments.of(x, form(times, events), bound=data.bound) for site, (x, times, events) in rows.items()
-        }
-        by_target = {}
-        for target in data.targets:
-            sources = [site for site in data.sites if site != target]
-            scores = []
-            for site in sources:
-                parts = [moments[other] for other in sources if other != site]
-                whole = Moments(sum(p.gram for p in parts), sum(p.cross for p in parts), sum(p.rows for p in parts))
-                x, times, events = rows[site]
-                risks = (np.column_stack([x, np.ones(len(x))]) @ fit_head(whole, bound=data.bound).weights.T).sum(1)
-                scores.append((concordance(*map(torch.from_numpy, (risks, times, events))), _pairs(times, events)))
-            by_target[target] = 100 * sum(score * pairs for score, pairs in scores) / sum(pairs for _, pairs in scores)
-        yield {"study": "forms", "form": name, "by target": by_target}
-        print(name, by_target, flush=True)
-
-
-def _pairs(times: Matrix, events: Matrix) -> int:
-    return int(
-        ((events[:, None] == 1) & ((times[:, None] < times) | ((times[:, None] == times) & (events == 0)))).sum()
-    )
-
-
 STUDIES: Mapping[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
     "gain": gain,
     "hospitals": hospitals,
-    "forms": forms,
 }
 
 
@@ -367,10 +289,6 @@ def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
             for row in of["hospitals"]
         ],
     )
-    found["forms"] = markdown(
-        ("what the head fits", "concordance"),
-        [[row["form"], f"{fmean(row['by target'].values()):.1f}"] for row in of["forms"]],
-    )
     return found
 
 
@@ -402,7 +320,7 @@ def main() -> int:
         measured = list(STUDIES[study](asked.data_dir))
         known = json.loads(FIGURES.read_text())["rows"] if FIGURES.exists() else []
         rows = [row for row in known if row["study"] != study] + measured
-        FIGURES.write_text(as_text(sorted(rows, key=lambda row: list(STUDIES).index(row["study"])), this_machine()))
+        FIGURES.write_text(as_text(rows, this_machine()))
     print(shown(tables(json.loads(FIGURES.read_text())["rows"])))
     return 0
 

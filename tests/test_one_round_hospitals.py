@@ -1,4 +1,4 @@
-"""The study of hospitals: its Cox model, what a head fits for survival, and the intervals over patients."""
+"""The study of hospitals: its Cox model, and the intervals over patients."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ def test_the_likelihoods_derivatives_are_those_of_differences(study: ModuleType)
         after, before = (study._cox_terms(part, weights + sign * to) for sign in (1, -1))
         assert (after[0] - before[0]) / (2 * step) == pytest.approx(gradient[place], abs=1e-6)
         assert (after[1] - before[1]) / (2 * step) == pytest.approx(curvature[place], abs=1e-6)
-
-
-def test_without_censoring_pseudo_observations_say_who_died_by_then(study: ModuleType) -> None:
-    found = study._pseudo(2.0, 4.0)(np.array([1.0, 2.5, 3.0, 5.0]), np.ones(4))
-    assert found + 0.2 == pytest.approx(np.array([[1, 1], [0, 1], [0, 1], [0, 0]]), abs=1e-12)
 
 
 @pytest.mark.parametrize(("tied", "low"), [(True, 0.0), (False, 50.0)])
