@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from adaptation import DIGITS, OF_DIGITS, SETTINGS
 from attacks_membership import Scores, auc, likelihood_ratio, rate
-from studies import as_text, shown, this_machine
+from studies import as_text, markdown, shown, this_machine
 
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
@@ -96,12 +96,13 @@ def _found(scores: Scores, coins: Any) -> dict[str, float]:
 
 def tables(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The table as Markdown."""
-    lines = ["| images turned by | attacker | AUC | advantage | of 100 members found at 1 % |", f"|{'---|' * 5}"]
-    for row in rows:
-        for name, found in row["found"].items():
-            figures = f"{found['auc']:.2f} | {100 * found['advantage']:.0f} % | {100 * found['found']:.0f}"
-            lines.append(f"| {row['angle']} | {name} | {figures} |")
-    return {"attackers": "\n".join(lines)}
+    head = ("images turned by", "attacker", "AUC", "advantage", "of 100 members found at 1 %")
+    lines = (
+        (row["angle"], name, f"{of['auc']:.2f}", f"{100 * of['advantage']:.0f} %", f"{100 * of['found']:.0f}")
+        for row in rows
+        for name, of in row["found"].items()
+    )
+    return {"attackers": markdown(head, lines)}
 
 
 def main() -> int:

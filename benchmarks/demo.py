@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from studies import Cache, as_text, markdown, this_machine
+from studies import Cache, as_text, markdown, this_machine, told
 
 from securefda.bench.accuracy.columns import RULES, Schedule
 from securefda.bench.accuracy.federated import use_one_thread
@@ -176,10 +176,7 @@ def main() -> int:
                 print(cell.key, flush=True)
         FIGURES.write_text(as_text(figures_of(cache.read()), this_machine()))
     rows = json.loads(FIGURES.read_text())["rows"]
-    print(tables(rows)["rules"])
-    missed = misses(rows)
-    print("\n".join(missed))
-    return int(given.check and bool(missed))
+    return told(tables(rows), misses(rows), check=given.check)
 
 
 if __name__ == "__main__":

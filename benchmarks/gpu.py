@@ -31,7 +31,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from studies import markdown
+from studies import markdown, shown
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -413,7 +413,7 @@ def _measured(given: argparse.Namespace) -> int:
 
         measure(figures, [part for part in given.parts if part not in figures["parts"]], given.limit, save)
     figures_now = read(given.figures)
-    print("\n\n".join(f"**{name}**\n\n{table}" for name, table in tables(figures_now).items()))
+    print(shown(tables(figures_now)))
     if not given.check:
         return 0
     wrong = ["no figures"] if figures_now is None else misses(figures_now)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_curve
-from studies import as_text, markdown, shown, this_machine
+from studies import as_text, markdown, this_machine, told
 
 from securefda.errors import PolicyRefusal
 from securefda.rules.analytic import Moments, bounded_rows, rare_values
@@ -338,10 +338,7 @@ def main() -> int:
             parser.error("--measure needs --data-dir")
         FIGURES.write_text(as_text(measured(asked.data_dir), this_machine()))
     rows = json.loads(FIGURES.read_text())["rows"]
-    print(shown(tables(rows)))
-    wrong = misses(rows)
-    print("\n".join(wrong) or "Every control holds.", file=sys.stderr)
-    return 1 if asked.check and wrong else 0
+    return told(tables(rows), misses(rows), check=asked.check)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from studies import markdown, shown, style, this_machine
+from studies import markdown, style, this_machine, told
 
 from securefda.bench.secagg.secagg_bench import bench_secagg, grid_jobs
 
@@ -320,13 +320,9 @@ def main() -> int:
     if given.measure:
         given.figures.write_text(json.dumps(measure(SOURCES, DROPPED, PARAMS), indent=1) + "\n")
     cells = json.loads(given.figures.read_text())["cells"]
-    found = growths(cells)
     plot(cells, given.plot)
-    print(shown(tables(cells)))
-    too_fast = [one for one in found if not one.is_within_bound]
-    for one in too_fast:
-        print(one, file=sys.stderr)
-    return 1 if given.check and too_fast else 0
+    too_fast = [str(growth) for growth in growths(cells) if not growth.is_within_bound]
+    return told(tables(cells), too_fast, check=given.check)
 
 
 if __name__ == "__main__":
