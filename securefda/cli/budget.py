@@ -435,7 +435,9 @@ def _plan_toml(
         training += "\nmax-steps = 0  # a ledger counts whole epochs"
     noise = f"[training.dp]\nnoise-multiplier = {found.noise_multiplier!r}"
     of_target = site is not None and site.delta_key().startswith("privacy.")
-    settings = f"{training}\n\n{noise}" + (f"\n\n[privacy.budget]\n{budget}" if of_target else "")
+    if site is not None and site.adds_moments_alone():
+        training = ""  # which draws no batches
+    settings = f"{training}\n\n{noise}".lstrip() + (f"\n\n[privacy.budget]\n{budget}" if of_target else "")
     if of_target and strategy:
         settings = "\n".join(["[strategy]", *(f"{key} = {value}" for key, value in strategy.items()), "", settings])
     parts = {"settings": f"# for KIT/local/settings.toml\n{settings}"}
@@ -554,7 +556,7 @@ def _charge_json(charge: Charge) -> dict[str, Any]:
     }
 
 
-def _as_charged(what: NextRound | DpEvent) -> dict[str, float]:
+def _as_charged(what: NextRound | DpEvent) -> dict[str, float | None]:
     return {key: getattr(what, key) for key in ("noise_multiplier", "sampling_rate", "steps", "max_grad_norm")}
 
 
@@ -581,8 +583,10 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         rows.append(("left beside that", f"epsilon {left_text(found.free)}"))
     if ahead is not None:
         noise, rate = f"noise multiplier {ahead.noise_multiplier:g}", f"sampling rate {ahead.sampling_rate:.4g}"
-        more = f"epsilon {bound_text(ahead.spent - found.spent)} more: {counted(ahead.steps, 'step')}, {noise}, {rate}"
-        rows.append(("next round as set", f"{more}, clip norm {ahead.max_grad_norm:g}"))
+        how = f"one release of second moments of all rows, {noise}"
+        if ahead.max_grad_norm is not None:
+            how = f"{counted(ahead.steps, 'step')}, {noise}, {rate}, clip norm {ahead.max_grad_norm:g}"
+        rows.append(("next round as set", f"epsilon {bound_text(ahead.spent - found.spent)} more: {how}"))
         rows.append(("rounds left as set", f"{ahead.rounds}{' or more' if ahead.rounds == MOST_ROUNDS else ''}"))
     for said in statements_of(found.rows):
         overruled = "".join(f"; found then: {line}" for line in said["overruled"])

@@ -25,6 +25,7 @@ from securefda.privacy.planning import (
 )
 from securefda.privacy.reservations import RunReservation, events_of, reservations
 from securefda.protocol.roster import Roster
+from securefda.rules.strategy import Rule
 from securefda.settings import read_toml
 from securefda.site.config import (
     AggregatorConfig,
@@ -88,6 +89,12 @@ class BudgetSite:
             return budget_of(self.config.privacy.budget)
         return load_signed_policy(self.kit).dp.budget
 
+    def adds_moments_alone(self) -> bool:
+        """Return whether the site's policy permits no rule but the analytic one. Raises ConfigError: as of budget."""
+        if isinstance(self.config, AggregatorConfig):
+            return False  # it refuses to start with noise under that rule
+        return set(load_signed_policy(self.kit).allowed_rules) == {Rule.ANALYTIC}
+
     def past(self) -> tuple[DpEvent, ...]:
         """Return the charges that still count; none if there is no ledger. Raises LedgerError."""
         if not self.file.exists():
@@ -103,6 +110,16 @@ class BudgetSite:
         """Return the sampling schedule of these settings on the rows. Raises ConfigError: ``training.batch-size``."""
         return schedule_of(training_settings(self.config.training), self.data.samples, rounds)
 
+    def charged_schedule(self, rounds: int) -> Schedule:
+        """Return the schedule by which rounds are charged: as trained, or one step over all rows for second moments.
+
+        Raises:
+            ConfigError: ``training.batch-size`` is larger than the data; the policy is wrong, or not signed.
+        """
+        if self.adds_moments_alone():
+            return Schedule(self.data.samples, self.data.samples, 1, rounds)
+        return self.schedule(rounds)
+
     def plan_request(self, options: PlanOptions) -> PlanRequest:
         """Return the plan that the options ask for; this site's rows, settings, budget and ledger supply the rest.
 
@@ -110,8 +127,11 @@ class BudgetSite:
             ConfigError: an option is out of bounds, or contradicts the site; the ledger is of other rows.
             LedgerError: the ledger is in doubt.
         """
-        training = self.config.training
-        return options.request(self.data.samples, training.batch_size, training.epochs, self.budget(), self.past())
+        training, samples = self.config.training, self.data.samples
+        batch, epochs = training.batch_size, training.epochs
+        if self.adds_moments_alone():
+            batch, epochs = samples if options.samples is None else options.samples, 1
+        return options.request(samples, batch, epochs, self.budget(), self.past())
 
     def is_unledgered(self) -> bool:
         """Return whether the rows have no ledger, never had one, and are trained on without noise."""
@@ -189,7 +209,8 @@ class NextRound:
     """The next round, as the site's settings define it.
 
     Attributes:
-        noise_multiplier, sampling_rate, steps, max_grad_norm: as it would be charged.
+        noise_multiplier, sampling_rate, steps, max_grad_norm: as it would be charged; no clip norm where it releases
+            second moments, whose clip the target sets.
         spent: epsilon with it.
         rounds: how many like it the budget pays for, at most ``MOST_ROUNDS``.
     """
@@ -197,7 +218,7 @@ class NextRound:
     noise_multiplier: float
     sampling_rate: float
     steps: int
-    max_grad_norm: float
+    max_grad_norm: float | None
     spent: float
     rounds: int
 
@@ -266,10 +287,11 @@ def budget_status(site: BudgetSite, budget: Budget, now: int) -> BudgetStatus:
     spent = epsilon(past, budget.delta, budget.accountant)
     dp, ahead = site.config.training.dp, None
     if dp.noise_multiplier != 0:
-        plan = plan_epsilon(site.schedule(), dp.noise_multiplier, budget.delta, accountant=budget.accountant, past=past)
-        left = rounds_within(site.schedule(MOST_ROUNDS), dp.noise_multiplier, budget, past=past)
-        steps, rate = plan.steps_per_round, plan.sampling_rate
-        ahead = NextRound(dp.noise_multiplier, rate, steps, dp.max_grad_norm, plan.epsilon, left)
+        noise, one, many = dp.noise_multiplier, site.charged_schedule(1), site.charged_schedule(MOST_ROUNDS)
+        plan = plan_epsilon(one, noise, budget.delta, accountant=budget.accountant, past=past)
+        left = rounds_within(many, noise, budget, past=past)
+        clip = None if site.adds_moments_alone() else dp.max_grad_norm
+        ahead = NextRound(noise, plan.sampling_rate, plan.steps_per_round, clip, plan.epsilon, left)
     warnings = [_TAKEN_OVER.format(row) for row in taken_over]
     of_delta = delta_warning(budget.delta, site.data.samples)
     if of_delta is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -27,6 +28,23 @@ def test_init_makes_the_ledger_of_the_sites_rows_and_says_what_the_budget_allows
     assert ahead["epsilon"] == spent(1)
     assert spent(ahead["rounds_left"]) <= 8 < spent(ahead["rounds_left"] + 1)
     assert (found["guarantee"], found["assumptions"], found["warnings"]) == (GUARANTEE, ASSUMPTIONS, [])
+
+
+def test_where_only_the_analytic_rule_is_permitted_a_round_costs_one_release_over_all_rows(bare: Owner) -> None:
+    rules = re.search(r"^allowed-rules = \[.*?\]", (bare.kit / "local" / "policy.toml").read_text(), re.M | re.S)
+    assert rules is not None
+    bare.change_policy(rules[0], 'allowed-rules = ["analytic"]')
+    release = DpEvent("r", 1, 0, 1.1, 1.0, 1, max_grad_norm=1.0)
+
+    ahead = bare.data("init")["next_round"]
+
+    assert (ahead["sampling_rate"], ahead["steps"], ahead["max_grad_norm"]) == (1.0, 1, None)
+    assert ahead["epsilon"] == epsilon([release], 1e-5)
+    assert epsilon([release] * ahead["rounds_left"], 1e-5) <= 8 < epsilon([release] * (ahead["rounds_left"] + 1), 1e-5)
+    assert "more: one release of second moments of all rows, noise multiplier 1.1 rounds" in bare.run("show")[1]
+    planned = bare.data("plan", "--rounds", "1", "--noise", "1.1")
+    assert planned["epsilon"] == ahead["epsilon"]
+    assert "batch-size" not in planned["toml"]["settings"]
 
 
 def test_the_targets_ledger_is_of_its_rows_under_the_budget_of_its_settings(bare: Owner) -> None:
