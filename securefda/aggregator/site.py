@@ -282,7 +282,7 @@ def target_site(
         clock=time.monotonic,
         traffic=traffic,
         witness=witness,
-        notes=(*notes, *_unlabelled_notes(rows), *filter(None, [task.scaling_caution(rows.trained_on)])),
+        notes=(*notes, *unlabelled_notes(task, rows), *filter(None, [task.scaling_caution(rows.trained_on)])),
         trains_on=trainer.trains_on,
         personal=personal,
         head=head,
@@ -324,8 +324,10 @@ def _head_fitter(config: AggregatorConfig, trainer: SiteModel) -> HeadFitter:
     return fitter
 
 
-def _unlabelled_notes(rows: TargetRows) -> Iterator[str]:
+def unlabelled_notes(task: Task, rows: TargetRows) -> Iterator[str]:
     """What the target's operator should know where labels are missing."""
+    if task.sums_only:
+        return  # its sum is what is wanted: no model is measured
     if isinstance(rows.trained_on, Unlabelled):
         yield f"the {len(rows.trained_on)} training rows count as rows without labels"
     if rows.test is None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from securefda.aggregator.site import TargetRows, unlabelled_notes
 from securefda.errors import ConfigError, DataError
 from securefda.local.shared_statistics import SharedStatistics, with_scaling
 from securefda.rules import Moments
@@ -104,6 +105,13 @@ def test_the_targets_rows_are_not_in_the_sum_and_have_no_labels(folder: Path) ->
     rows = statistics(folder).train_data("clinic")
     assert isinstance(rows, Unlabelled)
     assert not rows.features.any()
+
+
+def test_nobody_is_told_that_a_sum_of_statistics_has_no_accuracy(folder: Path) -> None:
+    task = statistics(folder)
+    rows = task.train_data("clinic")
+
+    assert list(unlabelled_notes(task, TargetRows(rows, rows, None, None))) == []
 
 
 def test_no_row_is_longer_than_the_bound_so_that_each_counts_fully(tmp_path: Path) -> None:
