@@ -209,7 +209,7 @@ def test_enums_have_the_numbers_of_the_code() -> None:
         f"as {shamir.SHARE_BYTES} bytes, big-endian",
         f"p = 2^256 + {shamir.PRIME - 2**256}",
         f"t is at least {shamir.MINIMUM_THRESHOLD}",
-        f"at most {roster._MAX_NUMBER})",
+        f"at most {roster.MAX_NUMBER})",
     ],
 )
 def test_numbers_are_those_of_the_code(text: str) -> None:
