@@ -15,7 +15,7 @@ WALKS = {
     part.split("\n", 1)[0]: re.findall(r"^\d+\. `([^`]+)`: ", part, flags=re.MULTILINE)
     for part in PAGE.split("\n## ")[1:]
 }
-MOST = {"One update, from a row to the model": 12, "One command, from the shell to a socket": 25}
+MOST = {"One update, from a row to the model": 12, "One command, from the shell to a socket": 15}
 STARTS = {"securefda/source/source_round.py", "securefda/cli/__init__.py", "securefda/transport/aggregator_server.py"}
 """The first file of each walk, and where the update arrives."""
 
