@@ -200,7 +200,7 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
     """
     if path.exists() and not path.is_symlink() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EEXIST, "a device or a pipe is in its place", str(path))
-    # A name that nobody can guess, and O_EXCL: no link that lies in wait is followed.
+    # An unpredictable name, and O_EXCL: no link that was put there beforehand is followed.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = open_patiently(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:

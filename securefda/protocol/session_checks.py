@@ -104,7 +104,7 @@ def check_neighbours(
     require(sorted(senders) == sorted(expected), "KEY_MEMBER", "not the keys of my neighbours on the ring")
     for item in items:
         name = roster.by_index(item.sender).site_id
-        # The roll was fixed before the ring was drawn, so nobody could choose keys to fit a place.
+        # The roll was fixed before the ring was drawn, so no source could choose keys to fit a place.
         require(_is_on_roll(item, roll), "KEY_ROLL", f"advertisement of {name}: not what the roll says")
         fault = _relayed_fault(item, Advertise, own=own, roster=roster)
         require(fault is None, "KEY_SIGNATURE", f"advertisement of {name}: {fault}")

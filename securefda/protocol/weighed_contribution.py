@@ -86,7 +86,7 @@ def plan_of(terms: RuleTerms) -> RoundPlan:
         plan = RoundPlan(**{name: getattr(terms, name) for name in _OF_A_RULE}, **attention)
     except ValueError as error:
         raise FaultyAggregatorError("HEADER_RULE", str(error)) from None
-    # For terms that are missing, the plan would have taken defaults that nobody signed.
+    # For terms that are missing, the plan would have taken defaults that the target never signed.
     if plan.rule.attends != (terms.attention is not None):
         raise FaultyAggregatorError("HEADER_RULE", f"{plan.rule} with a share of attention, or without one")
     return plan

@@ -358,7 +358,7 @@ def _cap_encode_mask(
         masking, encoded = capped_and_encoded(site, current, ready)
         return release_masked(site, masking, encoded, ready)
     except BaseException:
-        source_session.erase(ready)  # `current` still holds the phase before, so nobody else would erase these secrets
+        source_session.erase(ready)  # `current` still holds the phase before, so nothing else would erase these secrets
         raise
 
 

@@ -254,7 +254,7 @@ class Dialer:
         try:
             async with asyncio.timeout(self._settings.silence_s):
                 return await self._greet(connection, link, aggregator_instance_id)
-        # Cancellation as well: nobody else knows of this channel, so nobody else would close it.
+        # Cancellation as well: nothing else knows of this channel, so nothing else would close it.
         except BaseException as error:
             await connection.close()
             if isinstance(error, TimeoutError):
