@@ -68,7 +68,7 @@ class NotOfThisRelease(SecureFdaError):
 
 
 def examine(folder: Path) -> tuple[Found, ...]:
-    """What this release makes of each file with a format at or below a folder, by path. Links are not followed.
+    """What this release makes of each file with a format at or below a folder, by path, except behind links to folders.
 
     Raises:
         ConfigError: it is no folder, or there is no such file.

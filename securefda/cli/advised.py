@@ -39,9 +39,10 @@ def advice_json(found: Advice, site: BudgetSite) -> dict[str, Any]:
         "target_alone_accuracy": found.alone,
         "seconds": found.seconds,
         "out_of_time": found.out_of_time,
-        "advised": _cell_json(found.advised) | {"epsilon_charged": found.plan.epsilon, "max_grad_norm": _clip(site)},
-        "best": [_cell_json(cell) for cell in found.best.values()],
-        "tried": [_cell_json(cell) for cell in found.cells],
+        "advised": _cell_json(found.advised, found)
+        | {"epsilon_charged": found.plan.epsilon, "max_grad_norm": _clip(found, site)},
+        "best": [_cell_json(cell, found) for cell in found.best.values()],
+        "tried": [_cell_json(cell, found) for cell in found.cells],
         "note": f"{OF_THE_STAND_IN} {USED}",
         "warnings": list(found.notes),
         "guarantee": GUARANTEE,
@@ -49,13 +50,13 @@ def advice_json(found: Advice, site: BudgetSite) -> dict[str, Any]:
     }
 
 
-def _cell_json(cell: Cell) -> dict[str, Any]:
+def _cell_json(cell: Cell, of: Advice) -> dict[str, Any]:
     return {
         "epsilon": cell.epsilon,
         "accuracy": cell.accuracy,
         "accuracies": cell.accuracies,
         "rounds": cell.rounds,
-        "batch": cell.batch,
+        "batch": None if of.of_moments else cell.batch,
         "noise_multiplier": None if cell.plan is None else cell.plan.noise_multiplier,
         "failed": cell.failed or None,
     }
@@ -79,7 +80,7 @@ def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
     ]
     if found.alone is not None:
         heading.append(("target alone", f"accuracy {found.alone:.3f}, without any source"))
-    plain = found.best.get(None)
+    plain, clip = found.best.get(None), _clip(found, site)
     table = [("epsilon", "accuracy", "below no noise", "rounds", "batch", "noise multiplier", "clip norm", "runs")]
     for epsilon, cell in found.best.items():
         below = "" if plain is None or epsilon is None else f"{100 * _below(cell, plain):+.1f} points"
@@ -89,16 +90,16 @@ def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
                 f"{cell.accuracy:.3f}",
                 below,
                 str(cell.rounds),
-                str(cell.batch),
+                "all rows" if found.of_moments else str(cell.batch),
                 "" if cell.plan is None else f"{cell.plan.noise_multiplier:g}",
-                "" if cell.plan is None else f"{_clip(site):g}",
+                "" if cell.plan is None or clip is None else f"{clip:g}",
                 str(len(cell.accuracies)),
             )
         )
     advised = found.advised
     said = (
         f"Advised: epsilon {advised.epsilon:g}, the smallest within 2 points of the best with noise. "
-        f"{counted(advised.rounds, 'round')} of {found.plan.steps_per_round} steps will be charged as epsilon "
+        f"{counted(advised.rounds, 'round')} of {counted(found.plan.steps_per_round, 'step')} will be charged as epsilon "
         f"{bound_text(found.plan.epsilon)} in all."
     )
     lines = [
@@ -115,5 +116,6 @@ def _below(cell: Cell, plain: Cell) -> float:
     return (plain.accuracy or 0.0) - (cell.accuracy or 0.0)
 
 
-def _clip(site: BudgetSite) -> float:
-    return site.config.training.dp.max_grad_norm
+def _clip(found: Advice, site: BudgetSite) -> float | None:
+    """Return the site's clip norm; None for second moments, whose clip the target sets."""
+    return None if found.of_moments else site.config.training.dp.max_grad_norm

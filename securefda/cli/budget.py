@@ -244,7 +244,7 @@ def plan(
         "warnings": named,
         "plot": None if plot is None else str(plot),
     }
-    paste = _plan_toml(planned, request, site)
+    paste = _plan_toml(planned, request, site, of_moments=site is not None and site.adds_moments_alone())
     data["toml"] = paste
     remarks = [_STATED, *notes, *(f"warning: {line}" for line in named)]
     drawn = [] if plot is None else [f"drawn: {plot}"]
@@ -337,7 +337,7 @@ def advise(
             why = f"has rows of several tensors, {', '.join(shape)}, and rows of one stand in for them"
             raise ConfigError("task.factory", why, hint="plan with securefda budget plan, which needs no rows")
         advice = advise_on(question, site, site.budget(), shape, whole, say=say)
-    paste = _plan_toml(advice.plan, advice.request, site, advice.strategy)
+    paste = _plan_toml(advice.plan, advice.request, site, advice.strategy, of_moments=advice.of_moments)
     print_result(output, advice_json(advice, site) | {"toml": paste}, advice_text(advice, site, list(paste.values())))
 
 
@@ -420,11 +420,16 @@ def _plan_text(found: Plan, request: PlanRequest, data_set: str) -> str:
 
 
 def _plan_toml(
-    found: Plan, request: PlanRequest, site: BudgetSite | None, strategy: Mapping[str, int] = MappingProxyType({})
+    found: Plan,
+    request: PlanRequest,
+    site: BudgetSite | None,
+    strategy: Mapping[str, int] = MappingProxyType({}),
+    *,
+    of_moments: bool,
 ) -> dict[str, str]:
     """Return the tables that make a site train as planned and its budget pay for it, by the file that they belong in.
 
-    ``strategy`` are keys of the run's strategy, which a target sets.
+    ``strategy`` are keys of the run's strategy, which a target sets. Second moments draw no batches.
     """
     # Rounded up, so that the budget pays for the rounds that were planned
     epsilon = request.epsilon if request.epsilon is not None else math.ceil(found.epsilon * 100) / 100
@@ -435,9 +440,9 @@ def _plan_toml(
         training += "\nmax-steps = 0  # a ledger counts whole epochs"
     noise = f"[training.dp]\nnoise-multiplier = {found.noise_multiplier!r}"
     of_target = site is not None and site.delta_key().startswith("privacy.")
-    if site is not None and site.adds_moments_alone():
-        training = ""  # which draws no batches
-    settings = f"{training}\n\n{noise}".lstrip() + (f"\n\n[privacy.budget]\n{budget}" if of_target else "")
+    settings = "\n\n".join(([] if of_moments else [training]) + [noise])
+    if of_target:
+        settings += f"\n\n[privacy.budget]\n{budget}"
     if of_target and strategy:
         settings = "\n".join(["[strategy]", *(f"{key} = {value}" for key, value in strategy.items()), "", settings])
     parts = {"settings": f"# for KIT/local/settings.toml\n{settings}"}

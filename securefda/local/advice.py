@@ -11,6 +11,7 @@ from typing import Any
 
 from securefda.errors import ConfigError, ExitCode, SecureFdaError
 from securefda.privacy.planning import Plan, PlanRequest
+from securefda.rules.strategy import Rule
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 WITHIN = 0.02
@@ -141,3 +142,8 @@ class Advice:
     seconds: float
     out_of_time: bool
     notes: tuple[str, ...]
+
+    @property
+    def of_moments(self) -> bool:
+        """Whether a run is one release of second moments of all rows, without batches."""
+        return self.rule == Rule.ANALYTIC

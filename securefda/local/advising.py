@@ -28,6 +28,7 @@ from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.planning import PlanRequest, Schedule, plan_noise
 from securefda.privacy.private_training import require_separate_rows
+from securefda.rules.strategy import Rule
 from securefda.settings import Settings, kebab_case
 from securefda.site.budget import BudgetSite
 from securefda.site.config import (
@@ -62,6 +63,7 @@ _ANYTHING = 1e9
 _MEMORY = "/dev/shm"  # noqa: S108 - the runs' own folders in it have random names
 """A folder in memory, if there is one: the runs' files are not kept, and waiting for a disk takes most of the time."""
 
+_NO_PART = "leave the option out"
 _MORE_TIME = "raise --time-limit, or ask about fewer --epsilon"
 _LARGER_BATCH = 4
 _MOST_LABELS = 100
@@ -126,7 +128,9 @@ def advise(
         best=best,
         advised=advised,
         plan=advised.plan,
-        request=PlanRequest(bench.schedule(advised), advised.epsilon, None, budget.delta, budget.accountant, past),
+        request=PlanRequest(
+            bench.schedule(advised.rounds, advised.batch), advised.epsilon, None, budget.delta, budget.accountant, past
+        ),
         past_epsilon=spent,
         stand_in=bench.text,
         counts=bench.counts,
@@ -198,9 +202,10 @@ def _cells(
     for rounds, batch in product(bench.rounds(question), bench.batches(question)):
         cells.append(Cell(None, rounds, batch, None))
         for one in left:
-            schedule = Schedule(bench.site.data.samples, batch, bench.own.epochs, rounds)
             try:
-                plan = plan_noise(schedule, Budget(one, budget.delta, budget.accountant), past=past)
+                plan = plan_noise(
+                    bench.schedule(rounds, batch), Budget(one, budget.delta, budget.accountant), past=past
+                )
             except ConfigError as error:
                 missed[one] = error
                 continue
@@ -268,6 +273,8 @@ class _Bench:
     ) -> None:
         self.site, self.config, self._budget, self._everywhere = site, config, budget, everywhere
         self.is_target = isinstance(site.config, AggregatorConfig)
+        self.of_moments = config.strategy.rule == Rule.ANALYTIC
+        """Whether sites release second moments of all rows at once, in one round and without batches."""
         self.own: TrainingSection = site.config.training
         sites = (config.federation.target, *config.federation.sources)
         if isinstance(task, StandIn):
@@ -300,6 +307,9 @@ class _Bench:
             raise ConfigError("training.labels", why, hint="only the sources can train with noise here")
         site.schedule()  # refuses a batch that is larger than the data
         sides, strategy, privacy, session = _settings_of_all_sites(site, federation)
+        if strategy.rule == Rule.ANALYTIC and (question.everywhere or isinstance(config, AggregatorConfig)):
+            why = f'is "{strategy.rule}", under which the target trains without noise'
+            raise ConfigError("strategy.rule", why, hint="ask at a source, without --everywhere")
         target, sources = roster.target.site_id, tuple(entry.site_id for entry in roster.sources)
         others = question.others or site.data.samples
         rows = {target: question.target_rows or others} | dict.fromkeys(sources, others)
@@ -325,6 +335,8 @@ class _Bench:
     def rounds(self, question: Question) -> tuple[int, ...]:
         """Return the numbers of rounds to try, the run's own first."""
         own = self.config.strategy.rounds
+        if self.of_moments and question.rounds not in ((), (own,)):
+            raise ConfigError("--rounds", f"has no part in {Rule.ANALYTIC}, whose runs have one round", hint=_NO_PART)
         return question.rounds or tuple(dict.fromkeys((own, max(1, own // 2))))
 
     def batches(self, question: Question) -> tuple[int, ...]:
@@ -332,6 +344,11 @@ class _Bench:
         it.
         """
         own, rows = self.own.batch_size, self.site.data.samples
+        if self.of_moments:
+            if question.batches:
+                why = f"has no part in {Rule.ANALYTIC}, which takes all rows at once"
+                raise ConfigError("--batch", why, hint=_NO_PART)
+            return (own,)
         for batch in question.batches:
             if batch > rows:
                 raise ConfigError("--batch", f"{batch} is larger than the data, which have {rows} rows")
@@ -344,9 +361,11 @@ class _Bench:
             raise ConfigError("--batch", why, hint="name a smaller --batch, more --others, or more public rows")
         return sizes
 
-    def schedule(self, cell: Cell) -> Schedule:
-        """Return the sampling schedule of a setting on the site's rows."""
-        return Schedule(self.site.data.samples, cell.batch, self.own.epochs, cell.rounds)
+    def schedule(self, rounds: int, batch: int) -> Schedule:
+        """Return the schedule by which the site's rows are charged."""
+        if self.of_moments:
+            return Schedule(self.site.data.samples, self.site.data.samples, 1, rounds)
+        return Schedule(self.site.data.samples, batch, self.own.epochs, rounds)
 
     def strategy_keys(self, rounds: int) -> dict[str, int]:
         """Return the keys of the strategy with this number of rounds, and those that then differ from what is set."""
@@ -356,7 +375,7 @@ class _Bench:
 
     def work(self, cell: Cell) -> float:
         """Estimate how long a setting takes, in no unit: its steps, and a fixed cost per round."""
-        steps = self.schedule(cell).steps_per_round
+        steps = self.schedule(cell.rounds, cell.batch).steps_per_round
         return cell.rounds * (10.0 + steps * (3.0 if cell.plan else 1.0))
 
     def run(self, cell: Cell, seed: int) -> float:
@@ -428,7 +447,10 @@ def _settings_of_all_sites(
     """Return training of all sites, strategy, privacy and session, from the site, the federation's file or the
     defaults.
     """
-    config = site.config
+    config, moments_alone = site.config, site.adds_moments_alone()
+    if moments_alone and federation is not None and federation.strategy.rule != Rule.ANALYTIC:
+        why = f'is "{federation.strategy.rule}", and the policy of {site.data.site_id} permits {Rule.ANALYTIC} alone'
+        raise ConfigError("strategy.rule", why, hint="name the --federation that this site takes part in, or none")
     common = {name: getattr(config.training, name) for name in TrainingSection.model_fields if name != "dp"}
     if isinstance(config, AggregatorConfig):
         source = SourceTrainingSection(**common) if federation is None else federation.training.source
@@ -440,7 +462,8 @@ def _settings_of_all_sites(
     if len(site.kit.roster.sources) < privacy.smallest_sum:
         privacy = PrivacySection(visibility="individual")
     sides = TrainingSides(target=TargetTrainingSection(**common), source=config.training)
-    return sides, StrategySection(), privacy, SessionSection()
+    strategy = StrategySection(rule=Rule.ANALYTIC, rounds=1) if moments_alone else StrategySection()
+    return sides, strategy, privacy, SessionSection()
 
 
 def _stand_in(

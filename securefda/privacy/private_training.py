@@ -323,11 +323,19 @@ def optimizer_of(
                 else:
                     parameter.grad_sample = torch.zeros((1, *parameter.shape), device=parameter.device)
 
+    # Opacus cuts patches out of images as if in memory the channels always came before the pixels.
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given: (given[0].contiguous(),))
+        for layer in model.modules()
+        if isinstance(layer, nn.Conv2d)
+    ]
     try:
         with _quiet():
             yield optimizer, backward
     finally:
         wrapped.cleanup()
+        for hook in hooks:
+            hook.remove()
         # Remove what Opacus leaves behind: sums without noise, and rows where a step failed
         for module in model.modules():
             for name in ("activations", "max_batch_len"):

@@ -56,6 +56,17 @@ class _Deal:
     source_tests: _Rows
 
 
+class _ChannelsLast(nn.Sequential):
+    """Layers that take images (n, 1, h, w) with the channels last in memory: two thirds of the time on a CPU."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the output of the last layer."""
+        # by a view: with one channel, torch takes both orders for the same and would leave the strides as they are
+        last = images.reshape(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
+        outputs: Tensor = super().forward(last)  # type: ignore[no-untyped-call]
+        return outputs
+
+
 class _FashionMnist(Classification):
     """Ten classes, 1 x 28 x 28 pixels, the paper's network; subclasses decide which site has which images."""
 
@@ -81,7 +92,7 @@ class _FashionMnist(Classification):
         """
         if self._features == "mnist":
             return _pretrained()
-        return nn.Sequential(
+        return _ChannelsLast(
             # pooled before the ReLU: the same values to the last bit, from a quarter of its work
             *(nn.Conv2d(1, 6, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU()),
             *(nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, CLASSES)),

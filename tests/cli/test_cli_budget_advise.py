@@ -74,9 +74,18 @@ class Ward:
     capsys: pytest.CaptureFixture[str]
 
     @classmethod
-    def founded(cls, folder: Path, capsys: pytest.CaptureFixture[str], site: str, labels: str = "given") -> Ward:
+    def founded(
+        cls,
+        folder: Path,
+        capsys: pytest.CaptureFixture[str],
+        site: str,
+        *changes: tuple[str, str],
+        labels: str = "given",
+    ) -> Ward:
         file = folder / "wards.toml"
         text = WARDS.format(labels=labels)
+        for old, new in changes:
+            text = text.replace(old, new)
         file.write_text(text if labels == "given" else text.replace("[strategy]", '[strategy]\nrule = "source_only"'))
         assert main(["federation", "init", str(file), "--out", str(folder / "kits")]) == 0
         ward = cls(folder, folder / "kits" / site, capsys)
@@ -218,6 +227,30 @@ def test_rows_are_drawn_to_the_shape_of_a_table(tmp_path: Path, capsys: pytest.C
         (number, batch) for number in (2, 1) for batch in (20, min(80, rows))
     }
     assert 0 <= found["target_alone_accuracy"] <= 1
+
+
+def test_of_second_moments_one_release_over_all_rows_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    linear = ("[task.options.label]", "[task.options]\nhidden-units = 0\n\n[task.options.label]")
+    analytic = ("rounds = 2\nwarm-up-rounds = 1", 'rounds = 1\nrule = "analytic"')
+    ward = Ward.founded(tmp_path, capsys, "north", linear, analytic)
+
+    found = ward.data("--seeds", "1", "--epsilon", "4,8")
+
+    release = Schedule(found["samples"], found["samples"], 1, 1)
+    assert {one["epsilon"]: one["noise_multiplier"] for one in found["tried"] if one["epsilon"]} == {
+        one: plan_noise(release, Budget(one, 1e-5)).noise_multiplier for one in (4.0, 8.0)
+    }
+    assert {(one["rounds"], one["batch"]) for one in found["tried"]} == {(1, None)}
+    assert (found["rule"], found["advised"]["max_grad_norm"]) == ("analytic", None)
+    assert "batch-size" not in found["toml"]["settings"]
+    for wrong, key in (("--rounds=3", "--rounds"), ("--batch=9", "--batch"), ("--everywhere", "strategy.rule")):
+        code, _, err = ward.run(wrong)
+        assert (code, err.startswith(f"error: {key}: ")) == (4, True)
+    code, _, err = ward.run("--federation", "digits")
+    assert code == 4
+    assert 'strategy.rule: is "fedda_auto", and the policy of north permits analytic alone' in err
 
 
 def test_the_values_of_the_rows_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

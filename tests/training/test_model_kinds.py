@@ -178,6 +178,10 @@ def convolutions(norm: Callable[[], nn.Module]) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def pairs_of_channels() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, WIDTH, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9 * WIDTH, 1))
+
+
 def biases_alone() -> nn.Module:
     model = network()
     for name, parameter in model.named_parameters():
@@ -187,6 +191,9 @@ def biases_alone() -> nn.Module:
 
 TABLE = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(5))
 IMAGES = torch.randn(ROWS, 1, 5, 5, generator=torch.Generator().manual_seed(5))
+TWO_CHANNELS = torch.randn(ROWS, 2, 5, 5, generator=torch.Generator().manual_seed(5)).to(
+    memory_format=torch.channels_last
+)
 IDS = torch.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % WORDS
 
 
@@ -203,6 +210,7 @@ KINDS = {
     "linear": Expected(Kind(lambda: nn.Linear(3, 1), TABLE)),
     "mlp": Expected(Kind(network, TABLE)),
     "cnn": Expected(Kind(lambda: convolutions(nn.Identity), IMAGES)),
+    "cnn on channels last": Expected(Kind(pairs_of_channels, TWO_CHANNELS)),
     "batch norm": Expected(
         Kind(lambda: convolutions(lambda: nn.BatchNorm2d(WIDTH)), IMAGES), "layer 1 is BatchNorm2d", "GroupNorm"
     ),
