@@ -36,6 +36,7 @@ import memory
 import one_round
 import one_round_hospitals
 import overview
+import replayed_rounds
 import round_cost
 import scale
 import sizing
@@ -76,6 +77,7 @@ def all_tables(folder: Path) -> dict[str, str]:
         "attacks": attacks.tables(figures("attacks")["rows"]),
         "full_data": full_data.tables(figures("full_data")["rows"]),
         "full_data_sweeps": full_data_sweeps.tables(figures("full_data_sweeps")["rows"], figures("full_data")["rows"]),
+        "replayed_rounds": replayed_rounds.tables(figures("replayed_rounds")["rows"]),
         "scale": scale.tables(figures("scale")["cells"]),
         "sizing": sizing.from_files(folder),
         "gpu": gpu.tables(gpu.read(folder / "gpu.json")),

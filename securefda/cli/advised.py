@@ -99,8 +99,8 @@ def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
     advised = found.advised
     said = (
         f"Advised: epsilon {advised.epsilon:g}, the smallest within 2 points of the best with noise. "
-        f"{counted(advised.rounds, 'round')} of {counted(found.plan.steps_per_round, 'step')} will be charged as epsilon "
-        f"{bound_text(found.plan.epsilon)} in all."
+        f"{counted(advised.rounds, 'round')} of {counted(found.plan.steps_per_round, 'step')} will be charged as "
+        f"epsilon {bound_text(found.plan.epsilon)} in all."
     )
     lines = [
         said,
