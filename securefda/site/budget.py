@@ -130,7 +130,11 @@ class BudgetSite:
         training, samples = self.config.training, self.data.samples
         batch, epochs = training.batch_size, training.epochs
         if self.adds_moments_alone():
-            batch, epochs = samples if options.samples is None else options.samples, 1
+            for key, asked in (("batch-size", options.batch_size), ("epochs", options.epochs)):
+                if asked is not None:
+                    why = f"has no part in {Rule.ANALYTIC}, whose one release is charged for all rows"
+                    raise ConfigError(key, why, hint="leave the option out")
+            batch, epochs = samples, 1
         return options.request(samples, batch, epochs, self.budget(), self.past())
 
     def is_unledgered(self) -> bool:

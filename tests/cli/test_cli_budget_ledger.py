@@ -45,6 +45,9 @@ def test_where_only_the_analytic_rule_is_permitted_a_round_costs_one_release_ove
     planned = bare.data("plan", "--rounds", "1", "--noise", "1.1")
     assert planned["epsilon"] == ahead["epsilon"]
     assert "batch-size" not in planned["toml"]["settings"]
+    for option in ("--batch", "--epochs"):
+        code, err = bare.refused("plan", "--rounds", "1", "--noise", "1.1", option, "2")
+        assert (code, f"{option}: has no part in analytic" in err) == (4, True)
 
 
 def test_the_targets_ledger_is_of_its_rows_under_the_budget_of_its_settings(bare: Owner) -> None:
