@@ -13,7 +13,7 @@ from securefda.cli.options import OutputFormat, Overrides, Seed, default_out, fi
 from securefda.cli.output import Format, print_result, say
 from securefda.cli.training import Fresh, make_ready, train
 from securefda.errors import ConfigError
-from securefda.text import aligned, counted
+from securefda.text import aligned, counted, names
 
 if TYPE_CHECKING:
     from securefda.local.shared_statistics import SharedStatistics
@@ -101,9 +101,8 @@ def _lines(shown: SharedStatistics) -> Iterator[str]:
     from securefda.local.shared_statistics import suited
     from securefda.tasks.table_statistics import NumberStatistics
 
-    site, count = shown.site, len(shown.task.settings.sources)
-    rows = "the rows" if shown.rows is None else counted(shown.rows, "row")
-    yield f"{rows} of {counted(count, 'source')} in one sum; beside it the rows of {site}"
+    site = shown.site
+    yield f"{_rows(shown)}; beside them the rows of {site}"
     numbers = [_number(found) for found in shown.sources if isinstance(found, NumberStatistics)]
     beside = [_number(found)[1:] for found in shown.own if isinstance(found, NumberStatistics)]
     if numbers:
@@ -131,6 +130,15 @@ def _lines(shown: SharedStatistics) -> Iterator[str]:
     if scaled:
         yield "\na center and a scale that suit the sources' rows, for [task.options.columns] (or --write FILE):"
         yield from (f"  {column}: center = {center:g}, scale = {scale:g}" for column, center, scale in scaled)
+
+
+def _rows(shown: SharedStatistics) -> str:
+    if shown.rows is None:
+        return "the rows of the sources together"
+    sums, of = shown.sums, f"{counted(shown.rows, 'row')} of {counted(sum(shown.sums), 'source')}"
+    if max(sums) == 1:
+        return f"{of}, each of which the target saw by itself"
+    return f"{of} in one sum" if len(sums) == 1 else f"{of}, in parts of {names([str(one) for one in sums])}"
 
 
 def _number(found: NumberStatistics) -> tuple[str, ...]:

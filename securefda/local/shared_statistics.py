@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from securefda.bootstrap import task_of
 from securefda.errors import ConfigError
+from securefda.operations.records import SeenLine
 from securefda.operations.run_folder import MODEL_FILE, read_run
 from securefda.operations.trained import read_tensors, trained_model
 from securefda.site.config import FederationConfig, load_aggregator, load_source
@@ -32,11 +33,15 @@ def federation_of_statistics(config: FederationConfig) -> FederationConfig:
     Raises:
         ConfigError: its task does not read tables that are described by options.
     """
-    target = config.training.target.model_copy(update={"labels": "none", "adapt": "none"})
+    sides = config.training
+    # Here the target does not train, and no layer stays at a site.
+    still = {"dp": sides.target.dp.model_copy(update={"noise_multiplier": 0.0}), "personal_layers": 0}
+    target = sides.target.model_copy(update={"labels": "none", "adapt": "none"} | still)
+    source = sides.source.model_copy(update={"personal_layers": 0})
     parts = {
         "task": _measured(config.task),
         "strategy": StrategySection(rule="analytic", rounds=1),
-        "training": config.training.model_copy(update={"target": target}),
+        "training": sides.model_copy(update={"target": target, "source": source}),
         "session": config.session.model_copy(update={"clip": LONGEST}),
     }
     return FederationConfig.model_validate(config.model_copy(update=parts).model_dump(by_alias=True))
@@ -57,7 +62,8 @@ class SharedStatistics:
         folder: of the run.
         task: whose columns are measured.
         site: which looks at them.
-        rows: how many rows of the sources are in the sum; None where a source looks, which does not know.
+        rows: how many rows of the sources are in the sums; None where a source looks, which does not know.
+        sums: how many sources are in each sum, or 1 for a source that the target saw by itself; likewise, empty.
         sources: of the sources together.
         own: of the site's own rows.
         look: what somebody should look at, a line each.
@@ -67,15 +73,20 @@ class SharedStatistics:
     task: TableStatistics
     site: str
     rows: int | None
+    sums: tuple[int, ...]
     sources: tuple[Statistics, ...]
     own: tuple[Statistics, ...]
     look: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, folder: Path, task: Task, site: str, rows: int | None, tensors: Mapping[str, Tensor]
+        cls, folder: Path, task: Task, site: str, tensors: Mapping[str, Tensor], seen: Sequence[SeenLine] = ()
     ) -> SharedStatistics:
-        """Read the statistics from the model of a run; raises ConfigError where it is of another task or width."""
+        """Read the statistics from the model of a run; ``seen`` is what its target opened, by sums.
+
+        Raises:
+            ConfigError: the model is of another task or width.
+        """
         if not isinstance(task, TableStatistics) or CONSTANTS not in tensors:
             raise ConfigError(str(folder), "holds no statistics", hint="name the folder of a run of `statistics`")
         constants = tensors[CONSTANTS]
@@ -83,7 +94,9 @@ class SharedStatistics:
             why = f"holds {constants.numel()} sums, and the task's options ask for {task.width}"
             raise ConfigError(str(folder), why, hint="look at it with the options of the run")
         sources, own = task.of_constants(constants), task.of_site(site)
-        return cls(folder, task, site, rows, sources, own, tuple(task.cautions(sources, own, site)))
+        rows, sums = sum(one["rows"] for one in seen), tuple(len(one["members"]) for one in seen)
+        look = tuple(task.cautions(sources, own, site))
+        return cls(folder, task, site, rows if seen else None, sums, sources, own, look)
 
 
 def with_scaling(text: str, statistics: Iterable[Statistics]) -> str:
@@ -123,8 +136,8 @@ def suited(statistics: Iterable[Statistics]) -> list[tuple[str, float, float]]:
 def statistics_of_run(folder: Path) -> SharedStatistics:
     """Return the statistics in a target's run folder. Raises what ``trained_model`` does."""
     task, model = trained_model(folder)
-    rows = sum(seen["rows"] for seen in read_run(folder).rounds[-1].get("seen", []))
-    return SharedStatistics.of(folder, task, task.settings.target, rows, model.state_dict())
+    seen = read_run(folder).rounds[-1].get("seen", [])
+    return SharedStatistics.of(folder, task, task.settings.target, model.state_dict(), seen)
 
 
 def statistics_of_kit(
@@ -153,4 +166,4 @@ def statistics_of_kit(
             str(model.parent), why, hint="look again when the run has ended, or name its folder with --out"
         )
     task = task_of(_measured(settings.task), kit.roster, 0)
-    return SharedStatistics.of(model.parent, task, kit.site_id, None, read_tensors(model))
+    return SharedStatistics.of(model.parent, task, kit.site_id, read_tensors(model))

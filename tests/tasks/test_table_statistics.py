@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from securefda.aggregator.site import TargetRows, unlabelled_notes
+from securefda.cli.statistics import _lines
 from securefda.errors import ConfigError, DataError
-from securefda.local.shared_statistics import SharedStatistics, with_scaling
+from securefda.local.shared_statistics import SharedStatistics, federation_of_statistics, with_scaling
+from securefda.operations.records import SeenLine
 from securefda.rules import Moments
 from securefda.rules.analytic import bounded_rows
+from securefda.site.config import FederationConfig
 from securefda.site.policy import check_moments, default_policy
 from securefda.tasks import Samples, TaskSettings, Unlabelled, load_task
 from securefda.tasks.table_statistics import (
@@ -218,14 +221,53 @@ def test_a_federations_file_gets_the_scaling_that_suits_and_stays_as_it_is_other
         with_scaling("[task.options.columns.age]\ncenter = 50\nscale = 10\n", found)
 
 
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        ([("sum", ["east", "west"])], "5 rows of 2 sources in one sum"),
+        ([("individual", ["east"]), ("individual", ["west"])], "10 rows of 2 sources, each of which the target saw"),
+        ([("sum", ["a", "b", "c"]), ("individual", ["d"])], "10 rows of 4 sources, in parts of 3, 1"),
+        ([], "the rows of the sources together"),
+    ],
+)
+def test_the_rows_are_those_of_the_sources_that_the_target_opened(
+    folder: Path, parts: list[tuple[str, list[str]]], line: str
+) -> None:
+    task = statistics(folder)
+    seen: list[SeenLine] = [
+        {"level": level, "members": members, "rows": 5, "loss": None, "accuracy": None} for level, members in parts
+    ]
+    of_rows = {CONSTANTS: torch.from_numpy(task.added("east").mean(axis=0) * task._unit)}
+    assert next(_lines(SharedStatistics.of(folder, task, "clinic", of_rows, seen))).startswith(line)
+
+
+@pytest.mark.parametrize("rule", ["fedrep", "fedda_auto"])
+def test_neither_personal_layers_nor_noise_at_the_target_keep_statistics_from_being_added(rule: str) -> None:
+    layers, noise = (2, 0.0) if rule == "fedrep" else (0, 1.0)
+    given = FederationConfig.model_validate(
+        {
+            "federation": {"name": "f", "target": SITES[0], "sources": [*SITES[1:], "south"]},
+            "task": {"factory": TABULAR, "options": OPTIONS},
+            "strategy": {"rule": rule, "rounds": 5},
+            "training": {
+                "target": {"personal-layers": layers, "dp": {"noise-multiplier": noise}},
+                "source": {"personal-layers": layers, "dp": {"noise-multiplier": 2 * noise}},
+            },
+        }
+    )
+    sides = federation_of_statistics(given).training
+    assert (sides.target.with_noise, sides.source.dp.noise_multiplier) == (False, 2 * noise)
+    assert (sides.target.personal_layers, sides.source.personal_layers) == (0, 0)
+
+
 def test_a_model_of_another_task_or_width_holds_no_statistics(folder: Path) -> None:
     task = statistics(folder)
     of_rows = {CONSTANTS: torch.from_numpy(task.added("east").mean(axis=0) * task._unit)}
-    assert SharedStatistics.of(folder, task, "clinic", None, of_rows).own == task.of_site("clinic")
+    assert SharedStatistics.of(folder, task, "clinic", of_rows).own == task.of_site("clinic")
     with pytest.raises(ConfigError, match=f"holds 3 sums, and the task's options ask for {task.width}"):
-        SharedStatistics.of(folder, task, "clinic", None, {CONSTANTS: torch.zeros(3)})
+        SharedStatistics.of(folder, task, "clinic", {CONSTANTS: torch.zeros(3)})
     with pytest.raises(ConfigError, match="holds no statistics"):
-        SharedStatistics.of(folder, task, "clinic", None, {"classifier.bias": torch.zeros(3)})
+        SharedStatistics.of(folder, task, "clinic", {"classifier.bias": torch.zeros(3)})
     other = load_task(TABULAR, TaskSettings(SITES[0], SITES[1:], data_dir=folder, options=OPTIONS))
     with pytest.raises(ConfigError, match="holds no statistics"):
-        SharedStatistics.of(folder, other, "clinic", None, of_rows)
+        SharedStatistics.of(folder, other, "clinic", of_rows)
