@@ -17,6 +17,12 @@ _SEEN = {
     "individual": "each source's own update if its policy permits that, else a sum",
 }
 
+_MOMENTS = {
+    "sum": "one sum of second moments of the sources' rows",
+    "cohort": "one sum of second moments per cohort of a few sources, or less if a policy permits less",
+    "individual": "second moments of each source's own rows if its policy permits that, else a sum",
+}
+
 _KEPT = {
     "final": "when the run is complete, each keeps the final model",
     "none": "when the run is complete, each deletes its copies of the model",
@@ -62,7 +68,7 @@ def describe_target(config: AggregatorConfig, site: str, sources: tuple[str, ...
     colluders = f", not counting {privacy.max_colluders} that may collude with it" if privacy.max_colluders else ""
     caps = f"norm caps with kappa {privacy.norm_cap_kappa:g} per {privacy.norm_cap_granularity}"
     asks = (
-        f"visibility {privacy.visibility}: {_SEEN[privacy.visibility]}.",
+        f"visibility {privacy.visibility}: {(_MOMENTS if rule.adds_moments else _SEEN)[privacy.visibility]}.",
         f"sums in which each source is beside at least {privacy.min_others} others{colluders}; "
         f"{caps if privacy.norm_cap_kappa else 'no norm caps'}.",
         *_neighbours(config),
@@ -76,8 +82,14 @@ def describe_target(config: AggregatorConfig, site: str, sources: tuple[str, ...
     short = config.session.down_link
     common = "to every source, the common model in each round" + ("" if short == "float32" else f", rounded to {short}")
     model = f"{common}: {site} trained its part of it {how}."
+    if rule.adds_moments:
+        model = f"{common}; {site} fits its last layer to its own rows and to what the sources add."
+    elif rule.is_mean_of_sources:
+        model = f"{common}; {site}'s rows have no influence on it."
     if config.training.labels == "none":
         part = "decide how much each source weighs" if rule.attends else "have no influence on it"
+        if strategy.align_moments != "none":
+            part = "tell by their mean where the sources' rows are moved, so that it depends on this mean"
         if rule.releases_features:
             part = "decide in which direction features move"
         model = (
