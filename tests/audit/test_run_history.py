@@ -120,6 +120,18 @@ def test_the_targets_own_log_tells_what_it_sent() -> None:
     assert judge([replace(run, run=f"run-{number}") for number in range(9)], TARGET).findings == ()
 
 
+def test_a_round_that_the_target_trained_alone_with_noise_is_neither_a_session_nor_lost() -> None:
+    log = Log(party=TARGET)
+    log.message("sent", "Header", 1, MODEL)
+    log.message("sent", "Result", 1)
+    log.add(Entry("event", "ledger-updated", 2, 1, dp=CHARGE))
+
+    run = log.ended().read()
+
+    assert (run.headers, run.finished, run.lost) == (1, 1, 0)
+    assert run.left == (Left("charges to the ledger", "", 1), Left("models", SITE, 1))
+
+
 def test_a_header_that_was_refused_is_not_accepted_and_took_nothing() -> None:
     log = Log()
     log.message("received", "Header", 1)

@@ -301,6 +301,8 @@ class _Reader:
 
     def _event(self, entry: Entry, time: str) -> None:
         match entry.type:
+            case "ledger-updated" if self._is_target:
+                self._left[CHARGES, ""] += 1  # it may train the round alone, in no session and without a result
             case "ledger-updated":
                 self._took(entry, time, CHARGES, "")
             case "alarm" if entry.session:
