@@ -257,7 +257,7 @@ def train_target(
     Raises:
         TrainingError: fewer than two steps where the rule estimates a variance, or a loss that is not finite.
     """
-    if plan.rule.attends or (plan.rule.is_mean_of_sources and not plan.select):
+    if not plan.trains_target:
         return None
     if not plan.uses_target_statistics:
         result = trainer.train(model, round_number, plan.learning_rate_factor, run_id=run_id, attempt=attempt)

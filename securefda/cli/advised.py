@@ -99,8 +99,8 @@ def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
     advised = found.advised
     said = (
         f"Advised: epsilon {advised.epsilon:g}, the smallest within 2 points of the best with noise. "
-        f"{counted(advised.rounds, 'round')} of {counted(found.plan.steps_per_round, 'step')} will be charged as "
-        f"epsilon {bound_text(found.plan.epsilon)} in all."
+        f"{_charged(found)} of {counted(found.plan.steps_per_round, 'step')} will be charged as epsilon "
+        f"{bound_text(found.plan.epsilon)} in all."
     )
     lines = [
         said,
@@ -110,6 +110,12 @@ def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
         *(f"warning: {one}" for one in found.notes),
     ]
     return "\n\n".join([aligned(heading), aligned(table), filled(lines), *paste])
+
+
+def _charged(found: Advice) -> str:
+    """Return the rounds in which the site trains, of those of the run: a target does not in warm-up."""
+    rounds, of = found.request.schedule.rounds, found.advised.rounds
+    return counted(rounds, "round") if rounds == of else f"{rounds} of {counted(of, 'round')}, each"
 
 
 def _below(cell: Cell, plain: Cell) -> float:

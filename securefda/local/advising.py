@@ -28,7 +28,7 @@ from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.planning import PlanRequest, Schedule, plan_noise
 from securefda.privacy.private_training import require_separate_rows
-from securefda.rules.strategy import Rule
+from securefda.rules.strategy import Rule, round_plan
 from securefda.settings import Settings, kebab_case
 from securefda.site.budget import BudgetSite
 from securefda.site.config import (
@@ -44,6 +44,7 @@ from securefda.site.config import (
     TaskSection,
     TrainingSection,
     TrainingSides,
+    strategy_of,
     training_settings,
 )
 from securefda.site.config.sections import PARTS_OF_A_RUN, SessionSection
@@ -362,10 +363,20 @@ class _Bench:
         return sizes
 
     def schedule(self, rounds: int, batch: int) -> Schedule:
-        """Return the schedule by which the site's rows are charged."""
+        """Return the schedule by which the site's rows are charged. Raises ConfigError: it trains in no round."""
         if self.of_moments:
             return Schedule(self.site.data.samples, self.site.data.samples, 1, rounds)
-        return Schedule(self.site.data.samples, batch, self.own.epochs, rounds)
+        charged = self._charged_rounds(rounds, self.is_target)
+        if not charged:
+            why = f"is {self.config.strategy.rule}, and the site trains in no round: no noise costs accuracy"
+            raise ConfigError("strategy.rule", why, hint="ask at a site that trains under this rule")
+        return Schedule(self.site.data.samples, batch, self.own.epochs, charged)
+
+    def _charged_rounds(self, rounds: int, is_target: bool) -> int:
+        """Return in how many of a run's rounds the target trains, or a source."""
+        strategy = strategy_of(_with_rounds(self.config.strategy, rounds))
+        plans = [round_plan(strategy, number) for number in range(1, rounds + 1)]
+        return sum(plan.trains_target if is_target else plan.needs_sources for plan in plans)
 
     def strategy_keys(self, rounds: int) -> dict[str, int]:
         """Return the keys of the strategy with this number of rounds, and those that then differ from what is set."""
@@ -408,7 +419,8 @@ class _Bench:
             return 0.0
         sources = self.config.federation.sources
         fewest = min(self.counts[one] for one in (sources if self.is_target else (self.config.federation.target,)))
-        schedule = Schedule(fewest, min(theirs.batch_size, fewest), theirs.epochs, cell.rounds)
+        charged = max(1, self._charged_rounds(cell.rounds, not self.is_target))
+        schedule = Schedule(fewest, min(theirs.batch_size, fewest), theirs.epochs, charged)
         return plan_noise(schedule, Budget(cell.epsilon, self._budget.delta)).noise_multiplier
 
 

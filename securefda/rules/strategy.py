@@ -341,6 +341,11 @@ class RoundPlan(RulePlan):
         return self.rule.needs_sources or self.select
 
     @property
+    def trains_target(self) -> bool:
+        """Whether the target trains in the round: not where the model is the mean of the sources, as in warm-up."""
+        return not self.rule.attends and (self.select or not self.rule.is_mean_of_sources)
+
+    @property
     def uses_target_statistics(self) -> bool:
         """Whether a source needs the target's update and statistics, for its contribution or to estimate errors."""
         return self.rule.adapts or self.select

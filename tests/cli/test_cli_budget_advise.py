@@ -200,6 +200,9 @@ def test_the_target_gets_its_strategy_and_its_budget_to_paste(bare: Owner) -> No
     assert len([line for line in err.splitlines() if line.endswith(": trains")]) == 2
     pasted = tomllib.loads(found["toml"]["settings"])
     assert pasted["strategy"]["rounds"] == 2
+    charged = Schedule(100, 36, pasted["training"]["epochs"], rounds=1)  # the target does not train in warm-up
+    assert pasted["training"]["dp"]["noise-multiplier"] == plan_noise(charged, Budget(2, 1e-5)).noise_multiplier
+    assert "2 of 3 rounds, each of" in out
     assert pasted["privacy"]["budget"] == {"target-epsilon": 2, "target-delta": 1e-5, "accountant": "rdp"}
     overrides = [
         f"{table}.{key}={value}"
@@ -213,6 +216,13 @@ def test_the_target_gets_its_strategy_and_its_budget_to_paste(bare: Owner) -> No
     ]
     config = load_aggregator(target.settings, overrides)
     assert (config.strategy.rounds, config.training.batch_size, config.privacy.budget.target_epsilon) == (2, 36, 2)
+
+
+def test_a_target_that_trains_in_no_round_gets_no_advice(bare: Owner) -> None:
+    target = Owner(bare.kit.with_name("target"), bare.capsys)
+    code, err = target.refused("advise", *QUICK, "--set", "strategy.rule=source_only")
+    assert code == 4
+    assert "strategy.rule: is source_only, and the site trains in no round" in err
 
 
 def test_rows_are_drawn_to_the_shape_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
