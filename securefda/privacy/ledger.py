@@ -182,7 +182,7 @@ class Ledger:
             past, of = charged(state.rows), f"round {event.round} of run {event.run_id}"
             before, after = _before_and_after(past, event, budget)
             if after > budget.epsilon:
-                raise self._exhausted(of, budget, before, after)
+                raise self._exhausted(of, event, budget, before, after)
             held = reservations(state.rows, now)
             own = held.get(event.run_id)
             if own is None or not own.pays_for(event):  # else it is in what was reserved
@@ -202,7 +202,7 @@ class Ledger:
         """Raise if :meth:`reserve` would refuse ``event``, without charging it. Same errors."""
         before, after = _before_and_after(self.events(), event, budget)
         if after > budget.epsilon:
-            raise self._exhausted("the next round", budget, before, after)
+            raise self._exhausted("the next round", event, budget, before, after)
 
     def reserve_run(
         self, event: DpEvent, rounds: int, budget: Budget, *, now: int, expires: int, alone: bool = False
@@ -386,10 +386,11 @@ class Ledger:
             state.append(kind, now, fields | {"signature": sign(said).hex()}, keep_time=True)
         return state.head
 
-    def _exhausted(self, of: str, budget: Budget, before: float, after: float) -> BudgetExhausted:
+    def _exhausted(self, of: str, event: DpEvent, budget: Budget, before: float, after: float) -> BudgetExhausted:
+        fewer = " or fewer steps" if event.steps > 1 else ""
         hint = (
             "stop here, raise the budget (a source: dp.target-epsilon in its signed policy), or train on other rows; "
-            "rounds with more noise or fewer steps cost less: securefda budget plan"
+            f"rounds with more noise{fewer} cost less: securefda budget plan"
         )
         cost = max(0.0, after - before)
         return BudgetExhausted(before, budget.epsilon, cost, what=self._what(of, budget), hint=hint)

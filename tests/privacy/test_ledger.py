@@ -72,6 +72,16 @@ def test_a_question_before_any_run_names_the_next_round(site: Site) -> None:
     assert "run-1" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(("steps", "hint"), [(1, "more noise cost less"), (8, "more noise or fewer steps cost less")])
+def test_the_hint_of_a_spent_budget_names_fewer_steps_only_where_there_are_several(
+    site: Site, steps: int, hint: str
+) -> None:
+    event = replace(EVENT, steps=steps)
+    with pytest.raises(BudgetExhausted) as refusal:
+        site.ledger.require(event, Budget(epsilon([event], DELTA) - 1e-9, DELTA))
+    assert hint in refusal.value.hint
+
+
 def test_round_that_spends_the_last_of_the_budget_exactly_is_allowed(site: Site) -> None:
     site.ledger.reserve(EVENT, Budget(epsilon([EVENT], DELTA), DELTA), now=NOON)
 
