@@ -431,13 +431,14 @@ def _noise(dossier: Dossier) -> Iterator[Part]:
     policy = dossier.policy
     dp = policy.dp
     one = f"ε = {dp.target_epsilon:g}"
-    added = "in each step of training (DP-SGD)" if _trains(policy) else "once, in the second moments"
+    added = ["in each step of training (DP-SGD)"] if _trains(policy) else []
+    added += ["once, in the second moments"] if Rule.ANALYTIC in policy.allowed_rules else []
     if dp.required:
         yield (
             f"Noise is required. {one} limits what all that leaves reveals about one row, except through the number of "
             "rows. It is for all rounds and runs together, and also holds if the target lies and all other sources "
             "help it. It does not hold against one inside this site's machine. Once it is spent, no round begins. The "
-            f"noise is Gaussian, {added}; its cost is added up by {dp.accountant.upper()}."
+            f"noise is Gaussian, {', and '.join(added)}; its cost is added up by {dp.accountant.upper()}."
         )
     else:
         yield (

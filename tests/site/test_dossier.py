@@ -134,6 +134,12 @@ def with_a_ledger(kit: Path) -> None:
         ),
         (lambda kit: edit(kit, target_epsilon="5000.0"), "learns", "55 of 100", "what it says: 100 of 100"),
         (lambda kit: edit(kit, allowed_rules='["analytic"]'), "noise", "(DP-SGD)", "once, in the second moments"),
+        (
+            lambda kit: edit(kit, allowed_rules='["source_only", "analytic"]'),
+            "noise",
+            "(DP-SGD);",
+            "(DP-SGD), and once, in the second moments;",
+        ),
         (lambda kit: edit(kit, min_others="1"), "leaves", "at least 3 sources", "at least 2 sources"),
         (lambda kit: edit(kit, model_step="3.0"), "learns", "3 finished rounds", "9 finished rounds"),
         (lambda kit: edit(kit, required="false"), "noise", "Noise is required.", "no number bounds what leaves"),

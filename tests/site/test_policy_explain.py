@@ -212,7 +212,7 @@ def test_the_target_pays_with_its_update_only_under_rules_that_publish_it() -> N
     assert "every source sees the target's own update g_T" in paid[0]
     assert "between 0.3 and 1.0, by task and rule" in paid[0]
     free = explain(SourcePolicy(allowed_rules=("source_only", "fedavg")), "lyon", 5).target_pays
-    assert free == ("Nothing: under the allowed rules the target publishes no update of its own.",)
+    assert free == ("Nothing beside the model: under the allowed rules the target publishes no update of its own.",)
 
 
 @pytest.mark.parametrize(

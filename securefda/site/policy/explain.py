@@ -487,7 +487,7 @@ def _target_pays(facts: _Facts) -> tuple[str, ...]:
     published, attending = rules_that_publish_the_target(facts.policy), _attending(facts.policy)
     releasing = rules_that_send_features(facts.policy)
     if not published and not attending and not releasing:
-        return ("Nothing: under the allowed rules the target publishes no update of its own.",)
+        return ("Nothing beside the model: under the allowed rules the target publishes no update of its own.",)
     unlabelled = []
     if attending:
         unlabelled.append(
