@@ -135,14 +135,16 @@ def left(
     own = load_public(kit, now())
     read = LeavingCertificate.from_bytes(str(certificate), read_file(certificate, limit=MAX_CERTIFICATE_BYTES).data)
     file = take(own.local, own.roster, read)
+    is_kept = read_file(file, limit=MAX_CERTIFICATE_BYTES).data == read.to_bytes()
+    kept = f"kept as {file}" if is_kept else f"these keys are refused already, by {file}, which stays as it is"
     runs = []
     for one in read.runs:
         spent = f", epsilon {one.epsilon} spent so far" if one.epsilon else ", without noise" if one.rounds else ""
-        runs.append(f"  run {one.run[:12]}: updates of {counted(one.rounds, 'round')}{spent}")
+        runs.append(f"  run {one.run[:12]}: contributions of {counted(one.rounds, 'round')}{spent}")
     lines = [
         f"{read.site_id} left federation {read.federation_id} on {read.day}: {own.site_id} refuses its keys",
         *(["it states that this left it:", *map(printable, runs)] if runs else ["it states that nothing left it"]),
-        f"kept as {file}; start the process of this site again",
+        f"{kept}; start the process of this site again",
     ]
     data = {
         "site": read.site_id,

@@ -14,7 +14,7 @@ from securefda.audit.journal import logs_folder
 from securefda.audit.reading import find_logs
 from securefda.audit.report.overview import alike
 from securefda.audit.report.party_tables import PartyTables, read_party
-from securefda.audit.report.words import CONTRIBUTIONS, level_text, rounds_text, span_text, what_text
+from securefda.audit.report.words import CONTRIBUTIONS, contributions_in, level_text, rounds_text, span_text, what_text
 from securefda.audit.verification import Question, check_logs, error_of
 from securefda.pages.parts import Cell, Facts, Line, Lines, Page, Section, State, Table, cell
 from securefda.site.dossier import Spent, guessed_right, spent_of
@@ -108,7 +108,8 @@ def page_of_releases(
     """Return the page from what logs and ledgers hold."""
     site = kit.site_id
     rounds = sum(len(release.rounds) for release in releases)
-    left = f"Updates of {counted(rounds, 'round')} in {counted(len(releases), 'run')} left"
+    kinds = contributions_in(flow for release in releases for flow in release.tables.flows)
+    left = f"{kinds.capitalize()} of {counted(rounds, 'round')} in {counted(len(releases), 'run')} left"
     text = "As its own logs say, whose signatures were checked. Nothing was ended by this page."
     return Page(
         f"What {site} has released",

@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from securefda.errors import ExitCode
 from securefda.pages.html import static_page
 from securefda.site.dossier import Spent
 from securefda.site.kit import Kit, load_kit
+from securefda.site.left import LeavingCertificate
 from securefda.site.policy import SourcePolicy
 from securefda.site.policy.schema import Agreement
 from securefda.source.leaving import Release, claim_of, page_of_releases, releases_in
@@ -80,6 +81,10 @@ def test_each_run_is_named_with_rounds_form_and_noise(kit: Kit, tmp_path: Path) 
         "federation revoke FOLDER hospital-a",
     ):
         assert words in text
+    flows = tuple(replace(flow, what="moments") for flow in quiet.tables.flows)
+    assert "Messages of second moments of 2 rounds in 1 run left" in said(
+        kit, (replace(quiet, tables=replace(quiet.tables, flows=flows)),)
+    )
     alone = said(kit, (quiet,))
     assert "in clear, readable" not in alone
     assert "Data set" not in alone
@@ -136,6 +141,12 @@ def test_a_site_revokes_its_keys_and_another_takes_the_certificate(
     assert (code, err) == (0, "")
     assert "hospital-a left federation three-hospitals on" in out
     assert "it states that nothing left it" in out
+    assert f"kept as {other}" in out
+    second = LeavingCertificate.make(kit.entry, kit.roster, kit.signing_key, datetime.now(UTC) + timedelta(hours=1), ())
+    file.write_bytes(second.to_bytes())
+    again = printed(capsys, "site", "left", str(other), str(file))[1]
+    assert "kept as" not in again
+    assert f"these keys are refused already, by {other}" in again
     for site in (kit.root, other):
         assert " left hospital-a " in printed(capsys, "kit", "inspect", str(site))[1]
         assert "hospital-a left three-hospitals" in printed(capsys, "policy", "sign", str(site))[1]

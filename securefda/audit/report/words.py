@@ -136,7 +136,8 @@ def contributions_text(flows: Iterable[Flow]) -> str:
 
 def contributions_in(flows: Iterable[Flow]) -> str:
     """Return what the contributions of sources among these flows are: ``updates``, or another word for several."""
-    kinds = [kind for kind in CONTRIBUTIONS if kind in {flow.what for flow in flows}]
+    found = {flow.what for flow in flows}
+    kinds = [kind for kind in CONTRIBUTIONS if kind in found]
     return " or ".join(CONTRIBUTIONS[kind][1] for kind in kinds or ["update"])
 
 
