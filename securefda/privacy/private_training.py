@@ -18,11 +18,10 @@ gradients that it measured: see :func:`_ghost_backward`.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,11 +31,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from opacus import PrivacyEngine
+from opacus.layers.dp_rnn import DPRNNBase
 from opacus.validators import ModuleValidator
 from opacus.validators.errors import UnsupportedModuleError
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from securefda.errors import DataError, TrainingDiverged, TrainingError
@@ -329,6 +330,11 @@ def optimizer_of(
         for layer in model.modules()
         if isinstance(layer, nn.Conv2d)
     ]
+    hooks += [
+        layer.register_forward_pre_hook(partial(_require_unpacked, model, name), with_kwargs=True)
+        for name, layer in model.named_modules()
+        if isinstance(layer, DPRNNBase)
+    ]
     try:
         with _quiet():
             yield optimizer, backward
@@ -343,6 +349,13 @@ def optimizer_of(
         for parameter in model.parameters():
             vars(parameter).pop("summed_grad", None)
             parameter.grad = None
+
+
+def _require_unpacked(model: nn.Module, name: str, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Refuse rows that were sorted by length: Opacus would take a row's gradient here for that of another elsewhere."""
+    if any(isinstance(part, PackedSequence) for part in (*given, *named.values())):
+        hint = "give it padded rows, and take of row i what it gives at the row's last step: output[i, length - 1]"
+        raise _unfit_layer(model, name, "is given packed rows, whose order DP-SGD loses", hint)
 
 
 def unfit(model: nn.Module, error: Exception | None) -> TrainingError:
@@ -380,7 +393,12 @@ class _RowLoss(nn.Module):
 
 def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features: Inputs, labels: Tensor) -> None:
     """The gradient of each row, which Opacus will clip; zeros for a row of which one is not finite."""
-    row_loss(wrapped(features), labels).mean().backward()
+    losses = row_loss(wrapped(features), labels)
+    # Opacus adds up the passes through a layer by position. Where one sees some of the rows, they are others' there.
+    for name, layer in wrapped._module.named_modules():
+        if any(part.shape[:1] != labels.shape[:1] for inputs in getattr(layer, "activations", ()) for part in inputs):
+            raise _no_gradient_of_each(f"layer {name or '(the model)'}", isinstance(layer, nn.Embedding))
+    losses.mean().backward()
     for name, parameter in wrapped._module.named_parameters():
         of_rows = getattr(parameter, "grad_sample", None)
         if parameter.requires_grad and not (isinstance(of_rows, Tensor) and len(of_rows) == len(labels)):
@@ -661,9 +679,8 @@ def _try_model(task: Task, model: nn.Module, data: Samples, settings: TrainingSe
     others = _outputs_of(task, model, in_memory(take(data.features, torch.tensor(beside))), data.labels[beside], 0)
     _require_same(model, _outputs_of(task, model, features, labels, 0), others)
     _require_losses_agree(task, model, data)
-    for row in range(min(len(data), _PROBES)):
-        one = torch.tensor([row])
-        _require_own_gradient(task, model, Samples(in_memory(take(data.features, one)), data.labels[one]), settings)
+    for rows in [*([row] for row in order), order, order[::-1]]:  # together too: a layer may see them in its own order
+        _require_own_gradients(task, model, Samples(take(features, rows), labels[rows]), settings)
 
 
 def _require_same(model: nn.Module, first: Tensor, second: Tensor) -> None:
@@ -697,38 +714,46 @@ def _require_losses_agree(task: Task, model: nn.Module, data: Samples) -> None:
         )
 
 
-def _require_own_gradient(task: Task, model: nn.Module, row: Samples, settings: TrainingSettings) -> None:
+def _require_own_gradients(task: Task, model: nn.Module, rows: Samples, settings: TrainingSettings) -> None:
     """Opacus sees only what passes through layers. A parameter used outside of them would escape the clip."""
-    own = _gradient(task, model, row)
-    length = float(torch.linalg.vector_norm(own))
-    if settings.dp is None or not _SHORTEST_PROBE < length < math.inf:
+    own = _gradients(task, model, rows)
+    lengths = torch.linalg.vector_norm(own, dim=1)
+    compared = lengths > _SHORTEST_PROBE
+    if settings.dp is None or not bool(compared.any() and lengths.isfinite().all()):
         return
-    half = replace(settings, batch_size=1, dp=replace(settings.dp, max_grad_norm=length / 2))
+    bound = float(lengths[compared].min()) / 2
+    half = replace(settings, batch_size=len(rows), dp=replace(settings.dp, max_grad_norm=bound))
     with (
         seeded_torch(0, torch.device("cpu")),
-        optimizer_of(task, model, row, half) as (optimizer, backward),
+        optimizer_of(task, model, rows, half) as (optimizer, backward),
         task_code(type(task), "training"),
     ):
-        backward(row.features, row.labels)
+        backward(rows.features, rows.labels)
         optimizer.pre_step()
         clipped = torch.cat([parameter.summed_grad.flatten() for parameter in optimizer.params])
-    if not torch.allclose(clipped, own / 2, rtol=1e-2, atol=1e-3 * length):
+    if not torch.allclose(clipped, (bound / lengths).clamp(max=1.0) @ own, rtol=1e-2, atol=2e-3 * bound):
         raise TrainingError(
             f"model {type(model).__name__}: the gradient of a row that Opacus clips is not the row's gradient",
-            hint="use every parameter in the layer that has it and nowhere else, and keep the rows in dimension 0",
+            hint="use every parameter in the layer that has it, nowhere else; keep rows in dimension 0, in their order",
         )
 
 
-def _gradient(task: Task, model: nn.Module, row: Samples) -> Tensor:
-    """The gradient of all federated parameters for one row, (m,), computed without Opacus."""
+def _gradients(task: Task, model: nn.Module, rows: Samples) -> Tensor:
+    """The gradient of all federated parameters for each of b rows, (b, m), computed without Opacus."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     with seeded_torch(0, torch.device("cpu")), task_code(type(task), "training"):
-        loss = task.row_losses(model(row.features), row.labels).sum()
-        parts = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
-    for (name, _), part in zip(named, parts, strict=True):
-        if part is None:
+        losses = task.row_losses(model(rows.features), rows.labels)
+        parameters = [parameter for _, parameter in named]
+        of_rows = [torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True) for loss in losses]
+    for (name, _), *parts in zip(named, *of_rows, strict=True):
+        if all(part is None for part in parts):
             raise TrainingError(
                 f"model {type(model).__name__}: parameter {name} has no part in the loss, so it would only gain noise",
                 hint="leave it out, or set its requires_grad to False",
             )
-    return torch.cat([part.flatten() for part in parts])
+    return torch.stack([_joined(parts, parameters) for parts in of_rows])
+
+
+def _joined(parts: Iterable[Tensor | None], parameters: list[nn.Parameter]) -> Tensor:
+    pairs = zip(parts, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(of) if part is None else part).flatten() for part, of in pairs])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from opacus.layers import DPLSTM
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from training_private import NOISE, ROWS, SGD, WHOLE, Coupled, Net, by, fixed, silent, train, ways
 from training_tasks import Line, WithDropout
 
@@ -254,6 +255,71 @@ def test_model_whose_rows_would_escape_the_clip_norm_is_refused_before_the_first
     with pytest.raises(TrainingError, match=r"gradient of (a|each) row"):
         require_separate_rows(task, task.model(), task.train_data("source-1"), by(SGD, ghost))
     assert traces(task.model()) == []
+
+
+class Sorted(nn.Module):
+    """Shows a layer the rows in another order than the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        order = rows[:, 0].argsort()
+        outputs: Tensor = self.last(self.first(rows[order]).tanh()[order.argsort()])
+        return outputs
+
+
+class Again(nn.Module):
+    """Shows a layer all rows, and then some of them once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden, some = self.first(rows), rows[:, 0] > 0
+        outputs: Tensor = self.last(hidden.index_put((some,), self.first(hidden[some])))
+        return outputs
+
+
+class Packed(nn.Module):
+    """Packs each row as a sequence of its own length, which sorts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = DPLSTM(1, 2, batch_first=True)
+        self.last = nn.Linear(2, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        lengths = 1 + (rows[:, 1:] > 0).sum(dim=1)
+        packed = pack_padded_sequence(rows[:, :, None], lengths, batch_first=True, enforce_sorted=False)
+        outputs: Tensor = self.last(self.layer(packed)[1][0][-1])
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("ghost", "model", "why"),
+    [
+        (False, Sorted, "the gradient of a row that Opacus clips is not the row's gradient"),
+        (True, Sorted, "the gradient of a row that Opacus clips is not the row's gradient"),
+        (False, Again, "layer first has no gradient of each row, or more than one"),
+        (False, Packed, "layer layer is given packed rows, whose order DP-SGD loses"),
+    ],
+)
+def test_rows_that_change_places_between_layers_are_refused(ghost: bool, model: type[nn.Module], why: str) -> None:
+    """A gradient would be clipped in parts, each beside a part of another row's."""
+    task = Line(model())
+    with pytest.raises(TrainingError, match=why):
+        require_separate_rows(task, task.model(), task.train_data("source-1"), by(SGD, ghost))
+    assert traces(task.model()) == []
+
+
+@pytest.mark.parametrize("model", [Again, Packed])
+def test_rows_that_change_places_end_a_round(model: type[nn.Module]) -> None:
+    """Also where the rows on which the model was tried were seen by all layers alike."""
+    with pytest.raises(TrainingError, match="layer"):
+        train(Line(model()), by(WHOLE, False))
 
 
 @ways
