@@ -617,6 +617,10 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
             why = "has a padding_idx, and noise would move the vector that stays at zero there"
             hint = "leave padding_idx out, and multiply what the layer gives by (ids != padding).unsqueeze(-1)"
             raise _unfit_layer(model, name, why, hint)
+        if isinstance(module, nn.Embedding) and module.max_norm is not None:
+            why = "has a max_norm, which shortens the vectors of the words in the rows, without noise"
+            hint = "leave max_norm out, and shorten what the layer gives instead of its weights"
+            raise _unfit_layer(model, name, why, hint)
         if isinstance(module, _BatchNorm) and not any(map(_is_trained, module.parameters())):
             # In evaluation mode too: a site that measures a model estimates the statistics from its rows, without noise
             why = "is a frozen norm whose statistics come from the site's rows"

@@ -45,9 +45,11 @@ class Kind(Line):
 class Sentence(nn.Module):
     """Ids of words, (n, LENGTH), to a vector for each, to one number."""
 
-    def __init__(self, *, padding: int | None = None, positions: str = "", tied: bool = False) -> None:
+    def __init__(
+        self, *, padding: int | None = None, longest: float | None = None, positions: str = "", tied: bool = False
+    ) -> None:
         super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=padding)
+        self.words = nn.Embedding(WORDS, WIDTH, padding_idx=padding, max_norm=longest)
         self.places = nn.Embedding(LENGTH, WIDTH) if positions else None
         self.positions, self.between = positions, nn.Linear(WIDTH, WORDS, bias=False) if tied else None
         if self.between is not None:
@@ -227,9 +229,12 @@ KINDS = {
     # 618
     "embedding of floats": Expected(Kind(Sentence, IDS.float())),
     "padding": Expected(Kind(lambda: Sentence(padding=0), IDS), "layer words has a padding_idx", "(ids != padding)"),
+    "bound lengths": Expected(
+        Kind(lambda: Sentence(longest=1.0), IDS), "layer words has a max_norm", "leave max_norm out"
+    ),
     "padding by a mask": Expected(Kind(Masked, IDS)),
     "positions": Expected(
-        Kind(lambda: Sentence(positions="shared"), IDS), "parameter places.weight has no gradient of each", ".expand("
+        Kind(lambda: Sentence(positions="shared"), IDS), "layer places has no gradient of each row", ".expand("
     ),
     "positions of each row": Expected(Kind(lambda: Sentence(positions="own"), IDS)),
     # 123, 596
