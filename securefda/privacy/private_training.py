@@ -86,6 +86,9 @@ _INSTEAD = {
 _HIDDEN = (nn.RNNBase, nn.EmbeddingBag)
 """Layers of these kinds that Opacus's validator passes, though it has no gradient of each row for them."""
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""What Opacus has formulas of its own for; subclasses it derives by torch."""
+
 RandomBytes = Callable[[int], bytes]
 Backward = Callable[[Inputs, Tensor], None]
 """Gives the optimizer the clipped gradients of rows: (features of b rows, labels (b, ...)), b >= 0."""
@@ -620,6 +623,14 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
         if isinstance(module, nn.Embedding) and module.max_norm is not None:
             why = "has a max_norm, which shortens the vectors of the words in the rows, without noise"
             hint = "leave max_norm out, and shorten what the layer gives instead of its weights"
+            raise _unfit_layer(model, name, why, hint)
+        if (
+            type(module) in _CONVOLUTIONS
+            and module.padding_mode != "zeros"
+            and any(map(_is_trained, module.parameters()))
+        ):
+            why = f"pads by padding_mode {module.padding_mode!r}, and Opacus computes the gradient of zeros there"
+            hint = "pad before it, by ReflectionPad, ReplicationPad or CircularPad of torch.nn, and leave padding out"
             raise _unfit_layer(model, name, why, hint)
         if isinstance(module, _BatchNorm) and not any(map(_is_trained, module.parameters())):
             # In evaluation mode too: a site that measures a model estimates the statistics from its rows, without noise

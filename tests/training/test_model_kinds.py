@@ -184,6 +184,16 @@ def pairs_of_channels() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, WIDTH, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9 * WIDTH, 1))
 
 
+def reflected() -> nn.Module:
+    layers = (nn.Conv2d(1, WIDTH, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(25 * WIDTH, 1))
+
+
+def reflected_before() -> nn.Module:
+    layers = (nn.ReflectionPad2d(1), nn.Conv2d(1, WIDTH, 3), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(25 * WIDTH, 1))
+
+
 def biases_alone() -> nn.Module:
     model = network()
     for name, parameter in model.named_parameters():
@@ -213,6 +223,8 @@ KINDS = {
     "mlp": Expected(Kind(network, TABLE)),
     "cnn": Expected(Kind(lambda: convolutions(nn.Identity), IMAGES)),
     "cnn on channels last": Expected(Kind(pairs_of_channels, TWO_CHANNELS)),
+    "reflected borders": Expected(Kind(reflected, IMAGES), "layer 0 pads by padding_mode 'reflect'", "ReflectionPad"),
+    "reflected borders before": Expected(Kind(reflected_before, IMAGES)),
     "batch norm": Expected(
         Kind(lambda: convolutions(lambda: nn.BatchNorm2d(WIDTH)), IMAGES), "layer 1 is BatchNorm2d", "GroupNorm"
     ),
