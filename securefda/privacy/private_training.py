@@ -190,6 +190,7 @@ def train_private(
         with shared_steps(team, drawn) as steps:
             for rows in observed(steps, schedule.steps_per_round, on_progress):
                 step((rows if team is None else team.share(rows)).to(device))
+                flat.take_back()
                 if on_step is not None and before is not None:
                     on_step(torch.sub(flat.values, before).cpu().numpy())
                     before.copy_(flat.values)

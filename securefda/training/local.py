@@ -223,6 +223,7 @@ def train_local(
                             part_loss, of_part = loss.backward(part, len(part) / len(rows))
                             mean_loss += part_loss
                             outputs.append(of_part)
+                    flat.take_back()
                     if team is not None:
                         team.sum(mean_loss)
                         team.sum(flat.gradient, last=True)

@@ -130,10 +130,19 @@ class FlatModel:
         self.values.copy_(_tensor(vector))
         self.gradient: Tensor = torch.zeros_like(self.values)
         parts = zip(torch.split(self.values, list(sizes)), torch.split(self.gradient, list(sizes)), strict=True)
+        self._views: list[tuple[nn.Parameter, Tensor]] = []
         for (_, parameter), (values, gradient) in zip(_federated(model), parts, strict=True):
             # Views, no copies: an optimizer steps on one vector, and the model has moved.
-            parameter.data = values.view(parameter.shape)
+            parameter.data = view = values.view(parameter.shape)
             parameter.grad = gradient.view(parameter.shape)
+            self._views.append((parameter, view))
+
+    def take_back(self) -> None:
+        """Put parameters back into ``values`` to which the model's code gave other memory, by ``.data = ...``."""
+        for parameter, view in self._views:
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter.data)
+                parameter.data = view
 
     def release_gradient(self) -> None:
         """Free the memory of the gradient."""

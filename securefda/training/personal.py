@@ -408,4 +408,5 @@ class _ApflRound:
         self._flat.values.copy_(at)
         self._flat.gradient.zero_()
         self._task.loss(self._model(features), labels).backward()  # type: ignore[no-untyped-call]
+        self._flat.take_back()
         return self._flat.gradient.clone()

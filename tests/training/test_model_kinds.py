@@ -17,7 +17,7 @@ import torch
 from opacus.layers import DPMultiheadAttention
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
-from training_private import ROWS, SGD, train
+from training_private import ROWS, SGD, fixed, train
 from training_tasks import SETTINGS, Line
 
 from securefda.errors import TrainingError
@@ -123,6 +123,23 @@ class Residual(nn.Module):
         else:
             hidden = hidden + more
         outputs: Tensor = self.head(hidden)
+        return outputs
+
+
+class Bounded(nn.Module):
+    """Shortens its weights before it uses them: in their memory, or in memory of their own."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.first, self.head, self.in_place = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 1), in_place
+
+    def forward(self, rows: Tensor) -> Tensor:
+        bounded = torch.renorm(self.first.weight.data, 2, 0, 0.5)
+        if self.in_place:
+            self.first.weight.data.copy_(bounded)
+        else:
+            self.first.weight.data = bounded
+        outputs: Tensor = self.head(torch.tanh(self.first(rows)))
         return outputs
 
 
@@ -300,6 +317,21 @@ def test_a_kind_of_model_trains_with_noise_or_is_refused_by_its_layer(kind: Expe
     trained = train(kind.task, data=rows)
     assert trained.steps == 8
     assert np.count_nonzero(trained.update) == len(trained.update)  # noise moves every parameter
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_weights_in_memory_of_the_models_own_are_trained_like_others(noise: bool) -> None:
+    updates = []
+    for in_place in (True, False):
+        task = Kind(lambda in_place=in_place: Bounded(in_place=in_place), TABLE)
+        model, rows = build_model(task, 0), task.train_data("source-1")
+        if noise:
+            updates.append(train(task, model=model, data=rows, random_bytes=fixed(1)).update)
+            continue
+        settings = replace(SGD, dp=None)
+        first = model_to_vector(model)
+        updates.append(train_local(task, model, first, rows, settings=settings, seed=1, site="source-1").update)
+    assert updates[0].tobytes() == updates[1].tobytes()
 
 
 def test_steps_without_rows_are_noise_alone() -> None:
