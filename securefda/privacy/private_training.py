@@ -330,9 +330,10 @@ def optimizer_of(
 
     # Opacus cuts patches out of images as if in memory the channels always came before the pixels.
     hooks = [
-        layer.register_forward_pre_hook(lambda _, given: (given[0].contiguous(),))
+        # Not contiguous(): of one pixel, both orders count as that, and padding it keeps the wrong one.
+        layer.register_forward_pre_hook(lambda _, given: tuple(part.flatten().view(part.shape) for part in given))
         for layer in model.modules()
-        if isinstance(layer, nn.Conv2d)
+        if type(layer) is nn.Conv2d
     ]
     hooks += [
         layer.register_forward_pre_hook(partial(_require_unpacked, model, name), with_kwargs=True)
@@ -408,7 +409,7 @@ def _plain_backward(wrapped: Any, optimizer: Any, row_loss: nn.Module, features:
         if parameter.requires_grad and not (isinstance(of_rows, Tensor) and len(of_rows) == len(labels)):
             layer = wrapped._module.get_submodule(name.rpartition(".")[0])
             raise _no_gradient_of_each(f"parameter {name}", isinstance(layer, nn.Embedding))
-    sums = torch.stack([parameter.grad_sample.flatten(1).sum(1) for parameter in optimizer.params])
+    sums = torch.stack([parameter.grad_sample.reshape(len(labels), -1).sum(1) for parameter in optimizer.params])
     unfit_rows = ~sums.isfinite().all(dim=0)  # a sum that overflows counts too: it depends on the row alone
     if unfit_rows.any():
         for parameter in optimizer.params:

@@ -201,6 +201,22 @@ def pairs_of_channels() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, WIDTH, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9 * WIDTH, 1))
 
 
+class Scaled(nn.Module):
+    """A scale of its own, one number, beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.tensor(1.5)), nn.Linear(3, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.head(rows) * self.scale
+        return outputs
+
+
+def one_pixel() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, WIDTH, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(WIDTH, 1))
+
+
 def reflected() -> nn.Module:
     layers = (nn.Conv2d(1, WIDTH, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Flatten())
     return nn.Sequential(*layers, nn.Linear(25 * WIDTH, 1))
@@ -240,6 +256,10 @@ KINDS = {
     "mlp": Expected(Kind(network, TABLE)),
     "cnn": Expected(Kind(lambda: convolutions(nn.Identity), IMAGES)),
     "cnn on channels last": Expected(Kind(pairs_of_channels, TWO_CHANNELS)),
+    "cnn on one pixel, channels last": Expected(
+        Kind(one_pixel, TABLE.reshape(ROWS, 3, 1, 1).to(memory_format=torch.channels_last))
+    ),
+    "a scale": Expected(Kind(Scaled, TABLE)),
     "reflected borders": Expected(Kind(reflected, IMAGES), "layer 0 pads by padding_mode 'reflect'", "ReflectionPad"),
     "reflected borders before": Expected(Kind(reflected_before, IMAGES)),
     "batch norm": Expected(
