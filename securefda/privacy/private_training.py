@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -72,6 +73,10 @@ _MUCH_MEMORY = 2**30
 
 _HINT = "look at the site's data, or lower training.learning-rate"
 _NO_GHOST = "set training.dp.ghost-clipping = false"
+_PLAIN = (
+    "give it one tensor, by position and in training mode; put a parameter of your own into a layer that takes and "
+    "returns one tensor, without dropout in it"
+)
 _INSTEAD = {
     "BatchNorm": "torch.nn.GroupNorm",
     "InstanceNorm": "torch.nn.GroupNorm",
@@ -615,30 +620,7 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
             hint='where it does, set separate_rows = True; Fed-Heart does with task.options.scaling = "public"',
         )
     for name, module in model.train().named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            hint = "build the model of torch.nn modules; securefda export writes TorchScript of the trained model"
-            raise _unfit_layer(model, name, "is TorchScript, which DP-SGD cannot train", hint)
-        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            why = "has a padding_idx, and noise would move the vector that stays at zero there"
-            hint = "leave padding_idx out, and multiply what the layer gives by (ids != padding).unsqueeze(-1)"
-            raise _unfit_layer(model, name, why, hint)
-        if isinstance(module, nn.Embedding) and module.max_norm is not None:
-            why = "has a max_norm, which shortens the vectors of the words in the rows, without noise"
-            hint = "leave max_norm out, and shorten what the layer gives instead of its weights"
-            raise _unfit_layer(model, name, why, hint)
-        if (
-            type(module) in _CONVOLUTIONS
-            and module.padding_mode != "zeros"
-            and any(map(_is_trained, module.parameters()))
-        ):
-            why = f"pads by padding_mode {module.padding_mode!r}, and Opacus computes the gradient of zeros there"
-            hint = "pad before it, by ReflectionPad, ReplicationPad or CircularPad of torch.nn, and leave padding out"
-            raise _unfit_layer(model, name, why, hint)
-        if isinstance(module, _BatchNorm) and not any(map(_is_trained, module.parameters())):
-            # In evaluation mode too: a site that measures a model estimates the statistics from its rows, without noise
-            why = "is a frozen norm whose statistics come from the site's rows"
-            hint = "fold it into the layer before: torch.nn.utils.fusion.fuse_conv_bn_eval or fuse_linear_bn_eval"
-            raise _unfit_layer(model, name, why, hint)
+        _require_fit_layer(model, name, module)
     faults = ModuleValidator.validate(model, strict=False)
     if faults or any(isinstance(module, _HIDDEN) for module in model.modules()):
         raise unfit(model, faults[0] if faults else None)
@@ -655,6 +637,32 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
         with torch.no_grad():
             for parameter, values in zip(model.parameters(), first, strict=True):
                 parameter.copy_(values)
+
+
+def _require_fit_layer(model: nn.Module, name: str, module: nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        hint = "build the model of torch.nn modules; securefda export writes TorchScript of the trained model"
+        raise _unfit_layer(model, name, "is TorchScript, which DP-SGD cannot train", hint)
+    if type(module).__name__ == "OptimizedModule":  # of torch._dynamo, whose import takes seconds
+        hint = "return the model from the task's model() without torch.compile"
+        raise _unfit_layer(model, name, "is compiled, which DP-SGD cannot train", hint)
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+        why = "has a padding_idx, and noise would move the vector that stays at zero there"
+        hint = "leave padding_idx out, and multiply what the layer gives by (ids != padding).unsqueeze(-1)"
+        raise _unfit_layer(model, name, why, hint)
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        why = "has a max_norm, which shortens the vectors of the words in the rows, without noise"
+        hint = "leave max_norm out, and shorten what the layer gives instead of its weights"
+        raise _unfit_layer(model, name, why, hint)
+    if type(module) in _CONVOLUTIONS and module.padding_mode != "zeros" and any(map(_is_trained, module.parameters())):
+        why = f"pads by padding_mode {module.padding_mode!r}, and Opacus computes the gradient of zeros there"
+        hint = "pad before it, by ReflectionPad, ReplicationPad or CircularPad of torch.nn, and leave padding out"
+        raise _unfit_layer(model, name, why, hint)
+    if isinstance(module, _BatchNorm) and not any(map(_is_trained, module.parameters())):
+        # In evaluation mode too: a site that measures a model estimates the statistics from its rows, without noise
+        why = "is a frozen norm whose statistics come from the site's rows"
+        hint = "fold it into the layer before: torch.nn.utils.fusion.fuse_conv_bn_eval or fuse_linear_bn_eval"
+        raise _unfit_layer(model, name, why, hint)
 
 
 def _require_no_writes(task: Task, model: nn.Module, data: Samples) -> None:
@@ -740,19 +748,31 @@ def _require_own_gradients(task: Task, model: nn.Module, rows: Samples, settings
         return
     bound = float(lengths[compared].min()) / 2
     half = replace(settings, batch_size=len(rows), dp=replace(settings.dp, max_grad_norm=bound))
-    with (
-        seeded_torch(0, torch.device("cpu")),
-        optimizer_of(task, model, rows, half) as (optimizer, backward),
-        task_code(type(task), "training"),
-    ):
-        backward(rows.features, rows.labels)
-        optimizer.pre_step()
-        clipped = torch.cat([parameter.summed_grad.flatten() for parameter in optimizer.params])
+    try:
+        with (
+            seeded_torch(0, torch.device("cpu")),
+            optimizer_of(task, model, rows, half) as (optimizer, backward),
+            task_code(type(task), "training"),
+        ):
+            backward(rows.features, rows.labels)
+            optimizer.pre_step()
+            clipped = torch.cat([parameter.summed_grad.flatten() for parameter in optimizer.params])
+    except DataError as error:  # without Opacus the same rows went through
+        why = "has no gradient of each row that Opacus can compute"
+        raise _unfit_layer(model, _layer_at(model, error.__cause__ or error), why, f"{_PLAIN}; {error.hint}") from error
     if not torch.allclose(clipped, (bound / lengths).clamp(max=1.0) @ own, rtol=1e-2, atol=2e-3 * bound):
         raise TrainingError(
             f"model {type(model).__name__}: the gradient of a row that Opacus clips is not the row's gradient",
             hint="use every parameter in the layer that has it, nowhere else; keep rows in dimension 0, in their order",
         )
+
+
+def _layer_at(model: nn.Module, error: BaseException) -> str:
+    """The name of the layer whose gradient Opacus was at when it failed; empty for the model."""
+    names = {id(module): name for name, module in model.named_modules()}
+    frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [names.get(id(known.get(key))) for known in frames for key in ("module", "layer")]
+    return next((name for name in reversed(found) if name is not None), "")
 
 
 def _gradients(task: Task, model: nn.Module, rows: Samples) -> Tensor:

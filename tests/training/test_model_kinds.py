@@ -213,6 +213,40 @@ class Scaled(nn.Module):
         return outputs
 
 
+class Classed(nn.Module):
+    """What it is given, and a vector of its own before that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.ones(1, 1, WIDTH))
+
+    def forward(self, seen: Tensor) -> Tensor:
+        return torch.cat([self.own.expand(len(seen), 1, -1), seen], dim=1)
+
+
+class Beside(Sentence):
+    """Such a vector beside a dropout, in the model itself or in a layer."""
+
+    def __init__(self, *, fit: bool) -> None:
+        super().__init__()
+        self.dropped, self.classed = nn.Dropout(0.5), Classed()
+        self.own = None if fit else nn.Parameter(torch.ones(WIDTH))
+
+    def mixed(self, _ids: Tensor, seen: Tensor) -> Tensor:
+        outputs: Tensor = self.dropped(self.classed(seen if self.own is None else seen + self.own))
+        return outputs
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(1, 1, 5)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.image(input=rows).flatten(1)
+        return outputs
+
+
 def one_pixel() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, WIDTH, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(WIDTH, 1))
 
@@ -307,6 +341,19 @@ KINDS = {
     "two inputs and two outputs": Expected(TwoLabels(TwoHeads, {"image": IMAGES, "table": TABLE})),
     # 542
     "biases alone": Expected(Kind(biases_alone, TABLE)),
+    "a vector beside dropout": Expected(
+        Kind(lambda: Beside(fit=False), IDS), "layer (the model) has no gradient of each row", "parameter of your own"
+    ),
+    "a vector in a layer": Expected(Kind(lambda: Beside(fit=True), IDS)),
+    "layer norm without bias": Expected(
+        Kind(lambda: network(between=lambda: nn.LayerNorm(WIDTH, bias=False)), TABLE),
+        "layer 1 has no gradient",
+        "NoneType",
+    ),
+    "keywords": Expected(Kind(Named, IMAGES), "layer image has no gradient of each row", "by position"),
+    "compiled": Expected(
+        Kind(lambda: torch.compile(network(), backend="eager"), TABLE), "layer (the model) is compiled", "torch.compile"
+    ),
     "torchscript": Expected(
         Kind(lambda: torch.jit.script(network()), TABLE), "layer (the model) is TorchScript", "torch.nn modules"
     ),
