@@ -271,8 +271,9 @@ def _check_site(
             )
         if settings.dp is not None:
             task.require_own_sides(site)
-            from securefda.privacy.private_training import cost_of, fitting  # with Opacus
+            from securefda.privacy.private_training import cost_of, fitting, loss_lines  # with Opacus
 
+            checked.notes += loss_lines(task, model, train)
             checked.notes += cost_of(task, model, train, fitting(task, model, train, settings)).words()
         elif policy is not None and Rule.ANALYTIC in policy.allowed_rules and rule in (None, Rule.ANALYTIC):
             _compare_moments(SiteModel(task, site, train, settings, seed), policy, checked, planned=rule is not None)

@@ -61,6 +61,9 @@ _WORD_BYTES = 8
 _PROBES = 3
 """Rows of the site on which a model is tried."""
 
+_COMPARED = 256
+"""Rows of the site over which the loss of a batch is compared with that of its rows."""
+
 _SHORTEST_PROBE = 1e-3
 """Norm of a row's gradient from which on it is compared: Opacus adds 1e-6 to norms, and a trained model gives less."""
 
@@ -737,6 +740,22 @@ def _require_losses_agree(task: Task, model: nn.Module, data: Samples) -> None:
             f"task {type(task).__name__}: row_losses says otherwise than loss does of each row",
             hint="override both, or neither",
         )
+
+
+def loss_lines(task: Task, model: nn.Module, data: Samples) -> list[str]:
+    """Return a line for the operator if the loss of a batch is not the mean over its rows, which noise trains on."""
+    count = min(len(data), _COMPARED)
+    rows = torch.arange(count) * len(data) // count  # files are often sorted by label
+    features, labels = in_memory(take(data.features, rows)), data.labels[rows]
+    with seeded_torch(0, torch.device("cpu")), torch.no_grad(), task_code(type(task), "loss"):
+        outputs = model.eval()(features)
+        mean, of_rows = task.loss(outputs, labels), task.row_losses(outputs, labels).mean()
+    if torch.allclose(mean.to(of_rows), of_rows, rtol=1e-3, atol=1e-5):
+        return []
+    return [
+        "the loss of a batch is not the mean of its rows' losses, which training with noise takes: the weights of "
+        "classes cancel in the loss of one row; multiply each row's loss by its weight, and return their mean"
+    ]
 
 
 def _require_own_gradients(task: Task, model: nn.Module, rows: Samples, settings: TrainingSettings) -> None:

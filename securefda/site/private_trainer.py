@@ -14,7 +14,7 @@ from securefda.privacy.dp_events import DpEvent
 from securefda.privacy.ledger import Reservation
 from securefda.privacy.noise import NoiseSource
 from securefda.privacy.planning import schedule_of
-from securefda.privacy.private_training import cost_of, fitting, train_private
+from securefda.privacy.private_training import cost_of, fitting, loss_lines, train_private
 from securefda.protocol.encoding import vector_to_wire
 from securefda.protocol.secret import RandomBytes
 from securefda.rules import Moments
@@ -95,9 +95,10 @@ class PrivateTrainer(SiteTrainer):
         )
 
     def cost_lines(self) -> list[str]:
-        """Return what a round costs, by one step that is timed now, if that is much; else none."""
+        """Return what noise does not take of the loss, and what a round costs, by one step timed now, if much."""
         torch.set_num_threads(self.threads)
-        return cost_of(self.task, self.module, self.labelled_rows(), self.settings).words()
+        of_loss = loss_lines(self.task, self.module, self.labelled_rows())
+        return [*of_loss, *cost_of(self.task, self.module, self.labelled_rows(), self.settings).words()]
 
     def release_of_moments(self, run_id: str, round_number: int, attempt: int, bound: float) -> DpEvent:
         """Return the ledger event with which second moments are charged: one step over all rows.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from training_private import SGD, Net, by
+import pytest
+import torch
+from torch import Tensor, nn
+from training_private import ROWS, SGD, Net, by
 
-from securefda.privacy.private_training import RoundCost, cost_of
+from securefda.privacy.private_training import RoundCost, cost_of, loss_lines
+from securefda.tasks import Samples
 from securefda.training import build_model, model_to_vector
 
 PARAMETERS = 26
@@ -34,3 +38,30 @@ def test_an_operator_is_told_of_a_long_round_and_of_much_memory() -> None:
     assert "3.0 GiB for gradients of rows" in line
     assert RoundCost(1, 0.1, 2 * 2**30).words()
     assert not RoundCost(11, 0.5, 2**20).words()
+
+
+class Weighted(Net):
+    """Two classes, of which one counts for more: by torch's weights, which cancel where a row is alone, or its own."""
+
+    def __init__(self, *, cancels: bool) -> None:
+        super().__init__()
+        self.cancels = cancels
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 2)
+
+    def train_data(self, site: str) -> Samples:
+        return Samples(super().train_data(site).features, torch.arange(ROWS) * 2 // ROWS)
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        weights = torch.tensor([1.0, 5.0])
+        if self.cancels:
+            return nn.functional.cross_entropy(outputs, labels, weight=weights)
+        return (weights[labels] * nn.functional.cross_entropy(outputs, labels, reduction="none")).mean()
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_an_operator_is_told_of_weights_that_cancel_in_the_loss_of_a_row(cancels: bool) -> None:
+    task = Weighted(cancels=cancels)
+    lines = loss_lines(task, build_model(task, 0), task.train_data("source-1"))
+    assert [("weights of classes cancel" in line) for line in lines] == [True] * cancels
