@@ -336,7 +336,27 @@ def optimizer_of(
                 else:
                     parameter.grad_sample = torch.zeros((1, *parameter.shape), device=parameter.device)
 
-    # Opacus cuts patches out of images as if in memory the channels always came before the pixels.
+    try:
+        with _quiet(), _fit_inputs(model):
+            yield optimizer, backward
+    finally:
+        wrapped.cleanup()
+        # Remove what Opacus leaves behind: sums without noise, and rows where a step failed
+        for module in model.modules():
+            for name in ("activations", "max_batch_len"):
+                vars(module).pop(name, None)
+        for parameter in model.parameters():
+            vars(parameter).pop("summed_grad", None)
+            parameter.grad = None
+
+
+@contextmanager
+def _fit_inputs(model: nn.Module) -> Iterator[None]:
+    """Give convolutions what Opacus can follow, and refuse packed rows.
+
+    Opacus cuts patches out of images as if in memory the channels always came before the pixels. What it is compared
+    with has to see them so too, since dropout draws in the order of memory.
+    """
     hooks = [
         # Not contiguous(): of one pixel, both orders count as that, and padding it keeps the wrong one.
         layer.register_forward_pre_hook(lambda _, given: tuple(part.flatten().view(part.shape) for part in given))
@@ -349,19 +369,10 @@ def optimizer_of(
         if isinstance(layer, DPRNNBase)
     ]
     try:
-        with _quiet():
-            yield optimizer, backward
+        yield
     finally:
-        wrapped.cleanup()
         for hook in hooks:
             hook.remove()
-        # Remove what Opacus leaves behind: sums without noise, and rows where a step failed
-        for module in model.modules():
-            for name in ("activations", "max_batch_len"):
-                vars(module).pop(name, None)
-        for parameter in model.parameters():
-            vars(parameter).pop("summed_grad", None)
-            parameter.grad = None
 
 
 def _require_unpacked(model: nn.Module, name: str, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -627,19 +638,20 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
     faults = ModuleValidator.validate(model, strict=False)
     if faults or any(isinstance(module, _HIDDEN) for module in model.modules()):
         raise unfit(model, faults[0] if faults else None)
-    if settings.dp is not None and not settings.dp.ghost_clipping:
-        _require_no_writes(task, model, data)
     first = [parameter.detach().clone() for parameter in model.parameters()]
-    try:
-        _try_model(task, model, data, settings)
-        with seeded_torch(1, torch.device("cpu")), torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=_MOVE)
-        _try_model(task, model, data, settings)
-    finally:
-        with torch.no_grad():
-            for parameter, values in zip(model.parameters(), first, strict=True):
-                parameter.copy_(values)
+    with _fit_inputs(model):
+        if settings.dp is not None and not settings.dp.ghost_clipping:
+            _require_no_writes(task, model, data)
+        try:
+            _try_model(task, model, data, settings)
+            with seeded_torch(1, torch.device("cpu")), torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn_like(parameter), alpha=_MOVE)
+            _try_model(task, model, data, settings)
+        finally:
+            with torch.no_grad():
+                for parameter, values in zip(model.parameters(), first, strict=True):
+                    parameter.copy_(values)
 
 
 def _require_fit_layer(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -197,8 +197,8 @@ def convolutions(norm: Callable[[], nn.Module]) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def pairs_of_channels() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, WIDTH, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9 * WIDTH, 1))
+def pairs_of_channels(*more: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, WIDTH, 3), nn.ReLU(), *more, nn.Flatten(), nn.Linear(9 * WIDTH, 1))
 
 
 class Scaled(nn.Module):
@@ -290,6 +290,7 @@ KINDS = {
     "mlp": Expected(Kind(network, TABLE)),
     "cnn": Expected(Kind(lambda: convolutions(nn.Identity), IMAGES)),
     "cnn on channels last": Expected(Kind(pairs_of_channels, TWO_CHANNELS)),
+    "cnn with dropout on channels last": Expected(Kind(lambda: pairs_of_channels(nn.Dropout(0.5)), TWO_CHANNELS)),
     "cnn on one pixel, channels last": Expected(
         Kind(one_pixel, TABLE.reshape(ROWS, 3, 1, 1).to(memory_format=torch.channels_last))
     ),
