@@ -298,7 +298,7 @@ def schedule_of(run_id: bytes, settings: RunSettings, sources: int) -> Schedule 
         return None
     return Schedule(
         run_id=run_id,
-        rounds=settings.strategy.rounds,
+        rounds=settings.strategy.source_rounds,
         rules=rules,
         learning_rate=settings.learning_rate,
         clip=settings.clip,

@@ -160,7 +160,7 @@ class Schedule:
 
     Attributes:
         run_id: 16 bytes.
-        rounds: of the run.
+        rounds: the last one in which sources can take part.
         rules: every rule, with its settings, that a header can have.
         learning_rate: of the target, before the factor of a rule.
         clip: of every layer.

@@ -464,6 +464,11 @@ class Strategy(RulePlan):
         return self.warm_up_rounds if self.rule in _WARMS_UP else 0
 
     @property
+    def source_rounds(self) -> int:
+        """Number of the last round in which sources can take part; the target trains alone after it."""
+        return self.rounds - (self.finetune_rounds if self.rule is Rule.FINETUNE_OFFLINE else 0)
+
+    @property
     def asks_neighbours(self) -> bool:
         """Whether the target is evaluated with the labels of its nearest rows beside the model."""
         return self.head is Head.KNN or self.rule is Rule.KNN_PER

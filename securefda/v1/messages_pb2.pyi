@@ -1798,7 +1798,7 @@ class Schedule(_message.Message):
     run_id: _builtins.bytes
     """Of the run; 16 bytes."""
     rounds: _builtins.int
-    """Rounds of the run; at least 1."""
+    """The last round in which sources can take part; at least 1."""
     learning_rate: _builtins.float
     """The target's learning rate, before the factor of a rule; finite, above 0."""
     clip: _builtins.float

@@ -66,6 +66,12 @@ def test_a_source_reserves_all_rounds_before_the_first_header_and_each_charge_dr
     assert left(federation) == {}
 
 
+def test_a_run_whose_last_rounds_the_target_trains_alone_reserves_those_of_the_sources(build: Build) -> None:
+    federation = build(rule="finetune_offline", finetune_rounds=3)
+    until(federation.open(), ME, Header)
+    assert left(federation) == {federation.run.run_id: ROUNDS - 3}
+
+
 def test_the_log_names_what_was_reserved_and_what_was_freed(build: Build) -> None:
     federation = build()
     header = until(federation.open(), ME, Header)
