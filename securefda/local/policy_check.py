@@ -11,10 +11,17 @@ from securefda.disk import read_file
 from securefda.errors import ConfigError, PolicyRefusal, SecureFdaError
 from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Header
+from securefda.protocol.weighed_contribution import plan_of
 from securefda.site.config import FederationConfig, load_federation, strategy_of
 from securefda.site.kit import Kit, PolicyFile
 from securefda.site.policy import SourcePolicy, require_satisfiable
-from securefda.site.policy.verdict import refusals_of_day, refusals_of_header, refusals_of_task, refusals_of_training
+from securefda.site.policy.verdict import (
+    refusals_of_alignment,
+    refusals_of_day,
+    refusals_of_header,
+    refusals_of_task,
+    refusals_of_training,
+)
 from securefda.transport.wire import WireError, decode_signed
 
 
@@ -98,6 +105,8 @@ class AskedHeaders:
             refusals += refusals_of_training(policy, *self.noise)
         for header in self.headers:
             refusals += refusals_of_header(policy, header, own, limits, with_noise=self.with_noise)
+            if plan_of(header.rule).aligns_estimates_only:
+                refusals += refusals_of_alignment(policy, header.level_of(own))
         first: dict[str, PolicyRefusal] = {}
         for refusal in refusals:
             first.setdefault(refusal.key, refusal)

@@ -142,6 +142,19 @@ def test_check_finds_what_a_later_round_or_attempt_would_be_refused_for(
     assert (code, found["data"]["policies"][0]["key"]) == (10, key)
 
 
+def test_check_finds_that_a_cohort_would_be_asked_for_the_number_of_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "policy.toml"
+    metadata = permits().metadata.model_copy(update={"may_leave": ()})
+    file.write_text(policy_text("source-1", permits(max_visibility="cohort", metadata=metadata)))
+    monkeypatch.setenv("SECUREFDA_PRIVACY_VISIBILITY", "cohort")
+    assert main(["policy", "check", str(file), FEDERATION]) == 0
+    monkeypatch.setenv("SECUREFDA_STRATEGY_ALIGN", "false")
+    code, found = envelope(["policy", "check", str(file), FEDERATION], capsys)
+    assert (code, [item["key"] for item in found["data"]["policies"]]) == (10, ["metadata.may-leave"])
+
+
 @pytest.mark.parametrize(
     ("dp", "override", "key"),
     [

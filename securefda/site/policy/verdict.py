@@ -254,6 +254,18 @@ def refusals_of_training(policy: SourcePolicy, noise_multiplier: float, max_grad
         yield from _refusals_of_norm_reports(policy, with_noise=with_noise)
 
 
+def refusals_of_alignment(policy: SourcePolicy, level: Visibility) -> Refusals:
+    """Yield what a policy has against a round in which a cohort sums its members' factors of alignment.
+
+    A factor tells how many steps a source takes, and so about how many rows it has. The target chooses its own steps
+    and rate in each round, so sums over many rounds can tell each member's factor. So ``metadata.may-leave`` must list
+    ``samples``, which at ``individual`` it always does.
+    """
+    if level is Visibility.COHORT and "samples" not in policy.metadata.may_leave:
+        asked = "its number of steps, in sums of a cohort that is not aligned"
+        yield _refusal("metadata.may-leave", asked, ", ".join(policy.metadata.may_leave) or "none")
+
+
 def _raising(refusals: Callable[Checked, Refusals]) -> Callable[Checked, None]:
     """Return the check that raises the first of these refusals, with which a source ends."""
 
@@ -264,6 +276,7 @@ def _raising(refusals: Callable[Checked, Refusals]) -> Callable[Checked, None]:
     return check
 
 
+check_alignment = _raising(refusals_of_alignment)
 check_header_by_policy = _raising(refusals_of_header)
 check_day = _raising(refusals_of_day)
 check_schedule = _raising(refusals_of_schedule)
@@ -339,20 +352,6 @@ def check_metadata(policy: SourcePolicy, update: Update) -> None:
     for name, value in carried.items():
         if value is not None and name not in allowed:
             raise _refusal("metadata.may-leave", name, ", ".join(allowed) or "none")
-
-
-def check_alignment(policy: SourcePolicy, level: Visibility) -> None:
-    """Accept a round in which a cohort sums its members' factors of alignment.
-
-    A factor tells how many steps a source takes, and so about how many rows it has. The target chooses its own steps
-    and rate in each round, so sums over many rounds can tell each member's factor.
-
-    Raises:
-        PolicyRefusal: ``metadata.may-leave`` does not list ``samples``, which at ``individual`` it always does.
-    """
-    if level is Visibility.COHORT and "samples" not in policy.metadata.may_leave:
-        asked = "its number of steps, in sums of a cohort that is not aligned"
-        raise _refusal("metadata.may-leave", asked, ", ".join(policy.metadata.may_leave) or "none")
 
 
 def check_metrics(header: Header, *, handed_in: bool, update: Update | None = None) -> None:
