@@ -515,14 +515,17 @@ def _show_json(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
     """Return the result for programs; ``charges`` is None if they were not asked for."""
     from securefda.site.budget import MOST_ROUNDS, count_rounds, statements_of
 
-    data, budget, ahead = found.site.data, found.budget, found.ahead
-    next_round = ahead and {
-        **_as_charged(ahead),
-        "epsilon": _finite(ahead.spent - found.spent),
-        "spent_after": _finite(ahead.spent),
-        "rounds_left": ahead.rounds,
-        "rounds_left_or_more": ahead.rounds == MOST_ROUNDS,
-    }
+    data, budget = found.site.data, found.budget
+
+    def ahead_json(ahead: NextRound | None) -> dict[str, Any] | None:
+        return None if ahead is None else {
+            **_as_charged(ahead),
+            "epsilon": _finite(ahead.spent - found.spent),
+            "spent_after": _finite(ahead.spent),
+            "rounds_left": ahead.rounds,
+            "rounds_left_or_more": ahead.rounds == MOST_ROUNDS,
+        }
+
     listed = None if charges is None else list(map(_charge_json, charges))
     return {
         "site": data.site_id,
@@ -541,7 +544,8 @@ def _show_json(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
             for one in found.reserved
         ],
         "rounds": count_rounds(found.rows),
-        "next_round": next_round,
+        "next_round": ahead_json(found.ahead),
+        "moments": ahead_json(found.moments),
         "statements": statements_of(found.rows),
         "spent_as_if_never_reset": _finite(found.spent_as_if_never_reset),
         "charges": listed,
@@ -569,7 +573,7 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
     from securefda.privacy.ledger_storage import last_reset
     from securefda.site.budget import MOST_ROUNDS, count_rounds, statements_of
 
-    data, budget, counts, ahead = found.site.data, found.budget, count_rounds(found.rows), found.ahead
+    data, budget, counts = found.site.data, found.budget, count_rounds(found.rows)
     how = f": {counts['finished']} finished, {counts['unfinished']} interrupted or under way"
     rows = [
         ("data set", f"{data.name} of {data.site_id}, {data.samples} rows, fingerprint {data.fingerprint[:12]}"),
@@ -586,13 +590,15 @@ def _show_text(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
         rows.append((f"reserved by {one.run[:12]}", printable(of)))
     if found.reserved:
         rows.append(("left beside that", f"epsilon {left_text(found.free)}"))
-    if ahead is not None:
+    for kind, ahead in (("round", found.ahead), ("analytic run", found.moments)):
+        if ahead is None:
+            continue
         noise, rate = f"noise multiplier {ahead.noise_multiplier:g}", f"sampling rate {ahead.sampling_rate:.4g}"
         how = f"one release of second moments of all rows, {noise}"
         if ahead.max_grad_norm is not None:
             how = f"{counted(ahead.steps, 'step')}, {noise}, {rate}, clip norm {ahead.max_grad_norm:g}"
-        rows.append(("next round as set", f"epsilon {bound_text(ahead.spent - found.spent)} more: {how}"))
-        rows.append(("rounds left as set", f"{ahead.rounds}{' or more' if ahead.rounds == MOST_ROUNDS else ''}"))
+        rows.append((f"next {kind} as set", f"epsilon {bound_text(ahead.spent - found.spent)} more: {how}"))
+        rows.append((f"{kind}s left as set", f"{ahead.rounds}{' or more' if ahead.rounds == MOST_ROUNDS else ''}"))
     for said in statements_of(found.rows):
         overruled = "".join(f"; found then: {line}" for line in said["overruled"])
         when = f"{utc_second(said['time'])}, row {said['row']}"

@@ -95,6 +95,12 @@ class BudgetSite:
             return False  # it refuses to start with noise under that rule
         return set(load_signed_policy(self.kit).allowed_rules) == {Rule.ANALYTIC}
 
+    def may_add_moments(self) -> bool:
+        """Return whether the policy permits the analytic rule beside others. Raises ConfigError: as of budget."""
+        if isinstance(self.config, AggregatorConfig) or self.adds_moments_alone():
+            return False
+        return Rule.ANALYTIC in load_signed_policy(self.kit).allowed_rules
+
     def past(self) -> tuple[DpEvent, ...]:
         """Return the charges that still count; none if there is no ledger. Raises LedgerError."""
         if not self.file.exists():
@@ -117,8 +123,12 @@ class BudgetSite:
             ConfigError: ``training.batch-size`` is larger than the data; the policy is wrong, or not signed.
         """
         if self.adds_moments_alone():
-            return Schedule(self.data.samples, self.data.samples, 1, rounds)
+            return self.schedule_of_moments(rounds)
         return self.schedule(rounds)
+
+    def schedule_of_moments(self, rounds: int) -> Schedule:
+        """Return the schedule of one step over all rows in a round, as second moments are charged."""
+        return Schedule(self.data.samples, self.data.samples, 1, rounds)
 
     def plan_request(self, options: PlanOptions) -> PlanRequest:
         """Return the plan that the options ask for; this site's rows, settings, budget and ledger supply the rest.
@@ -237,6 +247,7 @@ class BudgetStatus:
         rows: of the ledger, checked.
         spent: epsilon of all that counts.
         ahead: None where the site's settings train without noise.
+        moments: a release of second moments, where the policy permits both that and training.
         warnings: lines for the user.
         reserved: by runs, as it counts now.
     """
@@ -246,6 +257,7 @@ class BudgetStatus:
     rows: tuple[Row, ...]
     spent: float
     ahead: NextRound | None
+    moments: NextRound | None
     warnings: tuple[str, ...]
     reserved: tuple[RunReservation, ...]
 
@@ -289,13 +301,12 @@ def budget_status(site: BudgetSite, budget: Budget, now: int) -> BudgetStatus:
     rows = site.ledger.rows()
     past = charged(rows)
     spent = epsilon(past, budget.delta, budget.accountant)
-    dp, ahead = site.config.training.dp, None
+    dp, ahead, moments = site.config.training.dp, None, None
     if dp.noise_multiplier != 0:
-        noise, one, many = dp.noise_multiplier, site.charged_schedule(1), site.charged_schedule(MOST_ROUNDS)
-        plan = plan_epsilon(one, noise, budget.delta, accountant=budget.accountant, past=past)
-        left = rounds_within(many, noise, budget, past=past)
         clip = None if site.adds_moments_alone() else dp.max_grad_norm
-        ahead = NextRound(noise, plan.sampling_rate, plan.steps_per_round, clip, plan.epsilon, left)
+        ahead = _next_round(site.charged_schedule, dp.noise_multiplier, clip, budget, past)
+        if site.may_add_moments():
+            moments = _next_round(site.schedule_of_moments, dp.noise_multiplier, None, budget, past)
     warnings = [_TAKEN_OVER.format(row) for row in taken_over]
     of_delta = delta_warning(budget.delta, site.data.samples)
     if of_delta is not None:
@@ -308,6 +319,8 @@ def budget_status(site: BudgetSite, budget: Budget, now: int) -> BudgetStatus:
         warnings.append(f"more is spent than the budget of {budget.epsilon:g} allows now: nothing trains on these rows")
     elif ahead.rounds == 0:
         warnings.append("the budget is exhausted: what is left does not pay for a round as set")
+    if moments is not None and moments.rounds == 0 and spent <= budget.epsilon:
+        warnings.append(f"what is left does not pay for a run of the rule {Rule.ANALYTIC}")
     written = rows[-1].time
     if now < written - CLOCK_SLACK_S:
         line = f"the clock says {utc_second(now)}, and the ledger was written at {utc_second(written)}: nothing trains"
@@ -315,7 +328,15 @@ def budget_status(site: BudgetSite, budget: Budget, now: int) -> BudgetStatus:
     if last_reset(rows):
         warnings.append("rows that trained before the last reset have lost the protection that this epsilon states")
     reserved = tuple(reservations(rows, now).values())
-    return BudgetStatus(site, budget, rows, spent, ahead, tuple(warnings), reserved)
+    return BudgetStatus(site, budget, rows, spent, ahead, moments, tuple(warnings), reserved)
+
+
+def _next_round(
+    schedule: Callable[[int], Schedule], noise: float, clip: float | None, budget: Budget, past: Sequence[DpEvent]
+) -> NextRound:
+    plan = plan_epsilon(schedule(1), noise, budget.delta, accountant=budget.accountant, past=past)
+    left = rounds_within(schedule(MOST_ROUNDS), noise, budget, past=past)
+    return NextRound(noise, plan.sampling_rate, plan.steps_per_round, clip, plan.epsilon, left)
 
 
 def require_reservation(site: BudgetSite, run: str, now: int) -> RunReservation:

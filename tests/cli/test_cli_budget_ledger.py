@@ -50,6 +50,23 @@ def test_where_only_the_analytic_rule_is_permitted_a_round_costs_one_release_ove
         assert (code, f"{option}: has no part in analytic" in err) == (4, True)
 
 
+def test_where_the_analytic_rule_is_permitted_beside_others_show_has_both_prices(bare: Owner) -> None:
+    (rules,) = re.findall(r"allowed-rules = \[", (bare.kit / "local" / "policy.toml").read_text())
+    bare.change_policy(rules, f'{rules}"analytic", ')
+    release = DpEvent("r", 1, 0, 1.1, 1.0, 1, max_grad_norm=1.0)
+
+    found = bare.data("init")
+
+    assert (found["next_round"]["steps"], found["moments"]["steps"]) == (10, 1)
+    assert found["moments"]["epsilon"] == epsilon([release], 1e-5)
+    out = bare.run("show")[1]
+    assert "next round as set" in out
+    assert "next analytic run as set" in out
+    assert "what is left does not pay for a run of the rule analytic" not in out
+    bare.change_policy("target-epsilon = 8.0", "target-epsilon = 3.0")
+    assert "what is left does not pay for a run of the rule analytic" in bare.run("show")[1]
+
+
 def test_the_targets_ledger_is_of_its_rows_under_the_budget_of_its_settings(bare: Owner) -> None:
     target = Owner(bare.kit.with_name("target"), bare.capsys)
     target.change("target-epsilon = 8.0", "target-epsilon = 5.0")
