@@ -518,13 +518,17 @@ def _show_json(found: BudgetStatus, charges: Sequence[Charge] | None, plot: Path
     data, budget = found.site.data, found.budget
 
     def ahead_json(ahead: NextRound | None) -> dict[str, Any] | None:
-        return None if ahead is None else {
-            **_as_charged(ahead),
-            "epsilon": _finite(ahead.spent - found.spent),
-            "spent_after": _finite(ahead.spent),
-            "rounds_left": ahead.rounds,
-            "rounds_left_or_more": ahead.rounds == MOST_ROUNDS,
-        }
+        return (
+            None
+            if ahead is None
+            else {
+                **_as_charged(ahead),
+                "epsilon": _finite(ahead.spent - found.spent),
+                "spent_after": _finite(ahead.spent),
+                "rounds_left": ahead.rounds,
+                "rounds_left_or_more": ahead.rounds == MOST_ROUNDS,
+            }
+        )
 
     listed = None if charges is None else list(map(_charge_json, charges))
     return {

@@ -72,8 +72,12 @@ _MOST_GROUPS = 24
 _MOST_ROWS = 12
 """Longer tables of rounds and of sources are folded."""
 _NEARLY_PARALLEL = 0.9
-_PROJECTING = ("fedgp", "fedgp_auto", "auto")
-_AUTO = ("fedda_auto", "fedgp_auto", "auto")
+_PROJECTING = ("fedgp", "fedgp_auto", "fedgp_filtered_auto", "auto")
+_AUTO = ("fedda_auto", "fedgp_auto", "fedgp_filtered_auto", "auto")
+_WARMED_UP = (
+    *("source_only", "fedavg", "fedda", "fedgp", *_AUTO),
+    *("fada_attention", "fada_adversarial", "fada", "f_dann", "f_dan"),
+)
 _USED_BY = {
     "beta-per-layer": _AUTO,
     "beta": ("fedda", "fedgp"),
@@ -85,7 +89,12 @@ _USED_BY = {
     "folds": ("fedda", "fedgp", *_AUTO),
     "attention-": ("fada_attention", "fada_adversarial", "fada"),
     "feature-": ("fada_adversarial", "fada", "f_dann", "f_dan"),
+    "align-moments": (ANALYTIC,),
     "align": ("fedda", "fedgp", *_AUTO),
+    "class-weights": (ANALYTIC,),
+    "source-noise": (ANALYTIC,),
+    "warm-up-": _WARMED_UP,
+    "lr-after-": _WARMED_UP,
     "finetune-": ("finetune_offline",),
     "reptile-": ("personalized_fedavg",),
     "personal-epochs": ("personalized_fedavg", "ditto"),

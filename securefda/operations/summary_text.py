@@ -483,7 +483,7 @@ def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, An
     if summed and in_cohorts:
         of_sum, of_cohorts = (first_of(sites, _NAMED_SITES) for sites in (summed, in_cohorts))
         opened = f"in each round one weighted sum of {of_sum} and one per cohort of {of_cohorts}"
-    what, counts = "update", "row counts, losses and accuracies"
+    what, counts = "update", "row counts, and losses and accuracies if they left at all,"
     nothing = f"no single update{'' if len(masked) == len(levels) else ' of theirs'}"
     if rule == ANALYTIC:
         what, counts, nothing = "second moments", "row counts", "no single source's"
@@ -520,8 +520,10 @@ def unprotected(
         return "Not protected: no noise was added, so the final model may reveal something of the target's rows."
     parts = []
     if clear := _at(levels, "individual"):
-        what = "the second moments" if rule == ANALYTIC else "every single update"
-        parts.append(f"the aggregator saw {what} of {_all_or_named(clear, levels)}, and its row count")
+        what, beside = "every single update", "its row count, and its loss and accuracy if they left at all"
+        if rule == ANALYTIC:
+            what, beside = "the second moments", "its row count"
+        parts.append(f"the aggregator saw {what} of {_all_or_named(clear, levels)}, and {beside}")
     if _at(levels, "cohort"):
         parts.append(
             "cohorts are drawn again for every round, so the sums of many rounds together can tell more of one source "
@@ -541,8 +543,8 @@ def unprotected(
         )
     if privacy is None:
         parts.append(
-            "the target trained without noise, and without noise sums and the final model may reveal something of the "
-            "rows behind them"
+            "the target added no noise, and without noise sums and the final model may reveal something of the rows "
+            "behind them"
         )
     else:
         parts.append(_of_the_target(privacy))

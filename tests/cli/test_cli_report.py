@@ -19,6 +19,7 @@ from securefda.operations.report import hidden_note, is_used, report_after, run_
 from securefda.operations.run_folder import RunFolder
 from securefda.operations.summary_text import protected, run_text, silenced_text, unprotected, verdict
 from securefda.pages.html import content_policy
+from securefda.rules.strategy import Rule, Strategy
 from securefda.text import human_bytes
 
 SITES = ["source-1", "source-2", "source-10"]
@@ -303,7 +304,7 @@ def test_at_sum_no_single_update_was_seen_and_the_targets_own_was_by_those_that_
         assert "the gradient of the gap" in unprotected(levels, rule, sent_to=SITES)
     for rule in ("fada", "fada_adversarial"):
         assert "gradient of the gap" not in unprotected(dict.fromkeys(SITES, "cohort"), rule, sent_to=SITES)
-    assert "the target trained without noise" in unprotected(levels, "fedavg")
+    assert "the target added no noise" in unprotected(levels, "source_only")  # it does not train
     assert "a row that is the only one of its class" in unprotected(levels, "analytic")
     assert "only one of its class" not in unprotected(levels, "fedavg")
 
@@ -406,7 +407,7 @@ def test_mixed_levels_name_who_was_seen_in_which_way() -> None:
     shown = unprotected(levels, "auto", sent_to=["a", "b"])
     assert "the update of a, b, c, d left it only under masks" in hidden
     assert "one weighted sum of a, b and one per cohort of c, d and no single update of theirs" in hidden
-    assert "every single update of e, and its row count" in shown
+    assert "every single update of e, and its row count, and its loss and accuracy if they left at all" in shown
     assert "a, b alone saw the target's own update" in shown
 
 
@@ -587,12 +588,25 @@ def test_a_summary_of_another_form_is_named(key: str, tmp_path: Path) -> None:
             {"beta", "ditto-lambda", "knn-scale"},
         ),
         ("fedda", {"beta", "step", "align"}, {"beta-per-layer", "filter", "estimator", "variance"}),
+        ("fedgp_filtered_auto", {"filter", "projection", "estimator", "align", "warm-up-rounds"}, {"beta"}),
+        (
+            "analytic",
+            {"align-moments", "class-weights", "source-noise"},
+            {"align", "warm-up-rounds", "lr-after-warm-up"},
+        ),
+        (
+            "finetune_offline",
+            {"finetune-rounds"},
+            {"align-moments", "class-weights", "source-noise", "warm-up-rounds", "lr-after-warm-up"},
+        ),
         ("knn_per", {"knn-neighbours"}, {"ditto-lambda", "beta", "reptile-rounds"}),
         ("ditto", {"ditto-lambda", "personal-epochs", "head"}, {"knn-weight", "finetune-rounds"}),
     ],
 )
 def test_settings_that_a_rule_does_not_use_are_known(rule: str, used: set[str], unused: set[str]) -> None:
     strategy = {"rule": rule, "server-optimizer": "none"}
+    rounds = {"rounds": 1} if rule == "analytic" else {"rounds": 9, "warm_up_rounds": 2, "finetune_rounds": 1}
+    assert is_used("warm-up-rounds", strategy) == bool(Strategy(rule=Rule(rule), **rounds).warm_up)
     assert {key for key in used | unused if is_used(key, strategy)} == used
     assert is_used("knn-scale", strategy | {"head": "knn"})
     assert not is_used("server-momentum", strategy)
