@@ -52,7 +52,7 @@ from securefda.tasks import Task, TaskSettings, load_task, rows_of
 from securefda.tasks.image_folder import ImageFolder
 from securefda.tasks.stand_in import FACTORY, StandIn
 from securefda.tasks.tabular import Tabular
-from securefda.text import counted, duration
+from securefda.text import bound_text, counted, duration
 from securefda.training import build_model, derive_seed
 
 _NEAR_GUESSING = 0.05
@@ -194,10 +194,10 @@ def _cells(
     asked = sorted(set(question.epsilons or (*EPSILONS, budget.epsilon)))
     left = [one for one in asked if one > spent]
     if not left:
-        why = f"epsilon {spent:.4f} is spent already, and {asked[-1]:g} is the largest asked about"
+        why = f"epsilon {bound_text(spent)} is spent already, and {asked[-1]:g} is the largest asked about"
         hint = "ask about a larger --epsilon, or train on other rows"
         raise EpsilonSpentError(f"{bench.site.data.name} of {bench.site.data.site_id}: {why}", hint=hint)
-    notes = [f"epsilon {one:g} is left out: {spent:.4f} is spent already" for one in asked if one not in left]
+    notes = [f"epsilon {one:g} is left out: {bound_text(spent)} is spent already" for one in asked if one not in left]
     cells: list[Cell] = []
     missed: dict[float, ConfigError] = {}
     for rounds, batch in product(bench.rounds(question), bench.batches(question)):

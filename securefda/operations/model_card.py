@@ -16,7 +16,7 @@ from securefda.operations.records import best_round, chosen_metric, metrics_in
 from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
 from securefda.operations.summary_text import ALONE, ANALYTIC, WARM, difference_text, setting_text
 from securefda.task_metric import TaskMetric, with_balance
-from securefda.text import counted, printable
+from securefda.text import bound_text, counted, printable
 
 _UNKNOWN = "known to that site alone"
 _MARKS = str.maketrans("", "", "`|\n")
@@ -76,7 +76,7 @@ def card_text(card: dict[str, Any]) -> str:
     metrics = {key: values for key, values in card["metrics"].items() if metric.name in values}
     helped = [difference_text(found, _BASELINES[key], metric) for key, found in card["help"].items()]
     share, of = card["source_share"], "head" if card["rule"] == ANALYTIC else "steps after warm-up"
-    noise = "none" if "epsilon" not in target else f"ε = {target['epsilon']:.4g} at δ = {target['delta']:g}"
+    noise = "none" if "epsilon" not in target else f"ε = {bound_text(target['epsilon'])} at δ = {target['delta']:g}"
     lines = [
         f"# Model card: {_code(card['task'])}",
         "",
@@ -145,7 +145,9 @@ def write_card(run: Path, beside: Path | None = None) -> None:
 
 
 def _source_row(source: dict[str, Any]) -> str:
-    noise = f"ε = {source['epsilon']:.4g}" if "epsilon" in source else "none" if "samples" in source else _UNKNOWN
+    noise = (
+        f"ε = {bound_text(source['epsilon'])}" if "epsilon" in source else "none" if "samples" in source else _UNKNOWN
+    )
     policy = _code(source["policy"]) if "policy" in source else _UNKNOWN
     level, rows = source["visibility"] or "took no part", source.get("samples", _UNKNOWN)
     return f"| {_code(source['site'])} | source | {level} | {rows} | {noise} | {policy} |"

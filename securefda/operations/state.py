@@ -40,6 +40,7 @@ from securefda.settings import read_toml
 from securefda.site.certificates import RENEW, validity
 from securefda.site.config import load_aggregator, load_source
 from securefda.site.kit import LOCAL, SETTINGS_FILE
+from securefda.text import bound_text
 
 STATE_FILE = "status.json"
 """Its name in the site's run folder."""
@@ -174,7 +175,7 @@ class ProcessState:
             lines.append(f"  last error: {self.error}")
         if self.epsilon is not None:
             limit = "" if self.epsilon_limit is None else f" of {self.epsilon_limit:g}"
-            lines.append(f"  privacy spent: ε {self.epsilon:.4g}{limit}")
+            lines.append(f"  privacy spent: ε {bound_text(self.epsilon)}{limit}")
         if self.certificate_warning(now):
             lines.append(f"  {self.certificate_warning(now)}: {RENEW}")
         lines.append(f"  process {self.process}" + (f", run {self.run}" if self.run else ""))

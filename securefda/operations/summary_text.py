@@ -27,7 +27,7 @@ from securefda.operations.records import (
 )
 from securefda.operations.run_folder import ADAPTED_FILE, BEST_FILE, MODEL_FILE, REPORT_FILE, SITES_FOLDER
 from securefda.task_metric import ACCURACY, TaskMetric, metrics_text, with_balance
-from securefda.text import aligned, counted, first_of, quoted
+from securefda.text import aligned, bound_text, counted, first_of, quoted
 
 _ALL_ANSWER = 3
 """With so many sources, none may drop out of a sum anyway."""
@@ -413,7 +413,7 @@ def releases_text(releases: TargetReleases) -> str:
 def spent_text(privacy: PrivacySpent) -> str:
     """Describe how much of the target's budget is spent."""
     return (
-        f"epsilon {_figure(privacy['epsilon'], '.4f')} of {_figure(privacy['limit'], 'g')} spent at delta "
+        f"epsilon {_bound(privacy['epsilon'])} of {_figure(privacy['limit'], 'g')} spent at delta "
         f"{_figure(privacy['delta'], 'g')} "
         f"by {privacy['accountant']}, per row, over all rounds of its ledger"
     )
@@ -441,6 +441,11 @@ def percent(value: float | None) -> str:
 def _figure(value: float | None, form: str) -> str:
     """Return a number in this form; in a file, one that was not finite is None."""
     return "-" if value is None else format(value, form)
+
+
+def _bound(epsilon: float | None) -> str:
+    """Return an epsilon, rounded up; likewise."""
+    return "-" if epsilon is None else bound_text(epsilon)
 
 
 def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
@@ -589,7 +594,7 @@ def _of_the_target(privacy: Mapping[str, Any]) -> str:
     """Describe what noise at the target does not hide."""
     return (
         "the target trained with noise: what left it tells of any one of its rows as much as epsilon "
-        f"{_figure(privacy['epsilon'], '.2f')} at delta {_figure(privacy['delta'], 'g')} allows, over all rounds that "
+        f"{_bound(privacy['epsilon'])} at delta {_figure(privacy['delta'], 'g')} allows, over all rounds that "
         "its ledger knows"
     )
 

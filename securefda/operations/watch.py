@@ -40,7 +40,7 @@ from securefda.protocol.messages import (
 from securefda.protocol.roster import Roster
 from securefda.site.certificates import RENEW, validity
 from securefda.site.config import LoggingSection, MetricsSection
-from securefda.text import counted, duration, phase_words
+from securefda.text import bound_text, counted, duration, phase_words
 
 if TYPE_CHECKING:
     from securefda.operations.logs import OperationalLog
@@ -305,7 +305,7 @@ class _SourceRounds:
     def round_finished(self, record: SiteLine) -> None:
         """A result was accepted."""
         self._shown.round_finished(record)
-        spent = f"; epsilon {record['epsilon']:.4f} is spent" if "epsilon" in record else ""
+        spent = f"; epsilon {bound_text(record['epsilon'])} is spent" if "epsilon" in record else ""
         self._run_log.write("info", f"round {record['round']} is over{spent}", self._target)
         self._run_log.phase = ""
         spent_now = {"epsilon": record["epsilon"]} if "epsilon" in record else {}
@@ -454,7 +454,7 @@ def _text_of(line: RoundLine) -> str:
     if line.get("attempts", 0) > 1:
         parts.append(f"{line['attempts']} attempts")
     if "target_epsilon" in line:
-        parts.append(f"epsilon {line['target_epsilon']:.4f} is spent")
+        parts.append(f"epsilon {bound_text(line['target_epsilon'])} is spent")
     if seconds := round_seconds(line):
         parts.append(duration(seconds))
     return "; ".join(parts)

@@ -32,7 +32,7 @@ from securefda.site.policy.schema import SELECTION
 from securefda.site.policy.signed import SignedBy
 from securefda.site.privacy_account import LEDGERS
 from securefda.task_digest import columns_read, task_digest
-from securefda.text import counted, first_of
+from securefda.text import bound_text, counted, first_of
 
 _NOT_STATED = "not stated"
 _MOST_COLUMNS = 40
@@ -471,8 +471,9 @@ def _noise(dossier: Dossier) -> Iterator[Part]:
             else f"By the present settings the budget pays for {counted(rounds, 'round')}{more} in all. "
         )
         yield (
-            f"Spent so far on data set {ledger.data_set}: ε = {ledger.epsilon:.3g} of {dp.target_epsilon:g}. {pays}A "
-            "reset needs a reason and the site's signature; after one, the limits for a row are those for two rows."
+            f"Spent so far on data set {ledger.data_set}: ε = {bound_text(ledger.epsilon)} of {dp.target_epsilon:g}. "
+            f"{pays}A reset needs a reason and the site's signature; after one, the limits for a row are those for two "
+            "rows."
         )
     if not dossier.spent:
         yield "The kit has no ledger, which a site makes before it trains with noise: nothing was charged here."

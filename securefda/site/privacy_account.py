@@ -38,7 +38,7 @@ from securefda.privacy.reservations import DAY_S, RunReservation
 from securefda.protocol.envelope import sign_bytes, signature_is_valid
 from securefda.rules import Rule
 from securefda.site.kit import LOCAL
-from securefda.text import counted
+from securefda.text import bound_text, counted
 
 if TYPE_CHECKING:
     from securefda.tasks import Rows
@@ -315,8 +315,8 @@ class PrivacyAccount:
         """Return lines for the operator before the first round; arguments as of :meth:`require_ahead`."""
         budget, spent = self.budget, self.ledger.spent(self.budget.delta, self.budget.accountant)
         told = [
-            f"privacy of data set {self.data.name}: epsilon {spent:.4f} of {budget.epsilon:g} is spent at delta "
-            f"{budget.delta:g} by {budget.accountant}"
+            f"privacy of data set {self.data.name}: epsilon {bound_text(spent)} of {budget.epsilon:g} is spent at "
+            f"delta {budget.delta:g} by {budget.accountant}"
         ]
         if training is not None:
             told.append(

@@ -164,9 +164,9 @@ def _means(releases: Sequence[Release], spent: Sequence[Spent], policy: SourcePo
     for one in spent:
         yield (
             "",
-            f"Data set {one.data_set}: rounds with noise cost ε = {one.epsilon:.3g} at δ = {policy.dp.target_delta:g}. "
-            "Someone who knows all other rows and guesses, at even odds, whether one row was used, is right in at most "
-            f"{guessed_right(one.epsilon):g} of 100 cases.",
+            f"Data set {one.data_set}: rounds with noise cost ε = {bound_text(one.epsilon)} at δ = "
+            f"{policy.dp.target_delta:g}. Someone who knows all other rows and guesses, at even odds, whether one row "
+            f"was used, is right in at most {guessed_right(one.epsilon):g} of 100 cases.",
         )
     if releases:
         yield (

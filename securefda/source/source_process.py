@@ -38,7 +38,7 @@ from securefda.source.source_run import SourceRun
 from securefda.source.source_site import source_site
 from securefda.source.source_store import SourceStore
 from securefda.source.standing import HINT
-from securefda.text import counted, phase_words
+from securefda.text import bound_text, counted, phase_words
 from securefda.training.team import Team
 from securefda.transport.client import AggregatorRestarted, LostConnection, SourceChannel
 from securefda.transport.dialer import UploadRefusedError
@@ -180,7 +180,7 @@ class _SourceReporter:
         sent = f"{what} sent in clear" if summed == 1 else f"{what} sent inside a sum of {summed}"
         limit = self._state.now.epsilon_limit
         if "epsilon" in record and limit is not None:
-            sent += f"; ε {record['epsilon']:.4g} of {limit:g}"
+            sent += f"; ε {bound_text(record['epsilon'])} of {limit:g}"
         if "apart_from_target" in record:
             sent += f"; {apart_words(record['apart_from_target'])}"
         self._shown.note(f"{self._place(record['round'])}: {sent}")

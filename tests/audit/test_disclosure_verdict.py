@@ -42,7 +42,7 @@ NOISY = log_of("a", charged(1), sent(1, SUM), charged(2), sent(2, SUM))
 def test_noise_in_every_round_of_every_site_is_the_only_green_one() -> None:
     found = verdict(TARGET_WITH_NOISE, NOISY, log_of("b", charged(1), sent(1, ALONE)))
     assert (found.bound, found.tone, found.headline) == ("noise", "done", "Bounded by noise")
-    assert ". a, b, each: noise with epsilon 0.5 at delta 1e-05." in found.text
+    assert ". a, b, each: noise with epsilon 0.5000 at delta 1e-05." in found.text
 
 
 @pytest.mark.parametrize(

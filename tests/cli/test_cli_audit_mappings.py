@@ -108,7 +108,7 @@ CHANGES: dict[str, tuple[Any, set[str], str]] = {
     ),
     "log: a refusal since training diverged": (Diverges, {"training"}, "source-1 signed a refusal that says"),
     "log: rounds without a result": (LosesRounds, {"conduct"}, "rounds lost: 4"),
-    "ledger": (SpendsMore, {"epsilon", "mechanism"}, "epsilon 7.5 at delta 1e-05"),
+    "ledger": (SpendsMore, {"epsilon", "mechanism"}, "epsilon 7.5000 at delta 1e-05"),
     "policy: budget": (
         with_policy(target_epsilon="3.0"),
         {"limit"},

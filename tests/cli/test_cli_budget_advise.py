@@ -30,6 +30,7 @@ from securefda.samples import sample
 from securefda.site.budget import load_site
 from securefda.site.config import load_aggregator
 from securefda.site.policy import SourcePolicy
+from securefda.text import bound_text
 
 PROGRESS = re.compile(r"\d+ runs? on a stand-in, within about |run \d+ of \d+: ")
 QUICK = ("--rounds", "2", "--batch", "36", "--seeds", "1")
@@ -173,10 +174,12 @@ def test_what_the_ledger_holds_counts(owner: Owner) -> None:
     assert found["advised"]["noise_multiplier"] > free["advised"]["noise_multiplier"]
     assert spent(1) < found["advised"]["epsilon_charged"] <= 9
     assert [one["epsilon"] for one in found["best"]] == [9.0, None]
-    assert f"epsilon 1 is left out: {spent(1):.4f} is spent already" in found["warnings"]
+    assert f"epsilon 1 is left out: {bound_text(spent(1))} is spent already" in found["warnings"]
     code, err = owner.refused("advise", *QUICK, "--epsilon", "1,2")
     assert code == 11
-    assert f"training-rows of source-1: epsilon {spent(1):.4f} is spent already, and 2 is the largest asked" in err
+    assert (
+        f"training-rows of source-1: epsilon {bound_text(spent(1))} is spent already, and 2 is the largest asked" in err
+    )
 
 
 def test_a_ledger_in_doubt_gives_no_advice(owner: Owner) -> None:

@@ -73,7 +73,7 @@ def test_each_run_is_named_with_rounds_form_and_noise(kit: Kit, tmp_path: Path) 
         "update to hospital-t; cohort: as a term of a cohort's sum over at least 3 sources; 1 time",
         "update to hospital-t; individual: in clear, readable by the receiver; 1 time",
         "2 rounds left without noise. No number bounds",
-        "Data set hearts: rounds with noise cost ε = 1 at",
+        "Data set hearts: rounds with noise cost ε = 1.0000 at",
         "in at most 73.11 of 100 cases",
         "Updates left in clear",
         "agreed: 90 days after the run; no process deletes them",

@@ -44,18 +44,18 @@ def record(summary: dict[str, Any] = SUMMARY, **sites: list[SiteLine]) -> RunRec
 
 def test_a_source_is_described_by_its_own_records_where_they_are_here() -> None:
     lines: list[SiteLine] = [
-        {"round": 1, "samples": 40, "epsilon": 0.5, "policy": DIGEST},
+        {"round": 1, "samples": 40, "epsilon": 0.50001, "policy": DIGEST},
         {"round": 2, "refused": {"key": "dp.required"}},
     ]
     card = card_of(record(north=lines))
     assert card["sources"] == [
-        {"site": "north", "visibility": "sum", "samples": 40, "epsilon": 0.5, "policy": DIGEST},
+        {"site": "north", "visibility": "sum", "samples": 40, "epsilon": 0.50001, "policy": DIGEST},
         {"site": "south", "visibility": None},
     ]
     text = card_text(card)
-    assert f"| `north` | source | sum | 40 | ε = 0.5 | `{DIGEST}` |" in text
+    assert f"| `north` | source | sum | 40 | ε = 0.5001 | `{DIGEST}` |" in text
     assert "| `south` | source | took no part | known to that site alone | known to that site alone |" in text
-    assert "| `clinic` | target | | known to that site alone | ε = 1.25 at δ = 1e-05 | |" in text
+    assert "| `clinic` | target | | known to that site alone | ε = 1.2500 at δ = 1e-05 | |" in text
 
 
 def test_the_card_says_how_far_the_run_came_and_what_it_measured() -> None:

@@ -55,7 +55,7 @@ def test_a_reader_finds_what_the_process_said_last(tmp_path: Path) -> None:
     assert found.lines(NOON + 120) == [
         "source hospital-a: training, round 5 of 30, since 12:01:00",
         "  cannot reach clinic:1: connection refused; retrying until 12:15",
-        "  privacy spent: ε 1.2 of 3",
+        "  privacy spent: ε 1.2000 of 3",
         f"  process {os.getpid()}, run {'ab' * 16}",
     ]
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from securefda.audit.log_records import DpSpent
 from securefda.audit.report.party_tables import PartyTables
 from securefda.pages.parts import Line, Tone
-from securefda.text import counted, names
+from securefda.text import bound_text, counted, names
 
 Bound = Literal["nothing", "sums", "unknown", "noise", "none"]
 """What bounds a disclosure: nothing, the number N of sites in a sum, noise that a ledger counted; or it is not known,
@@ -94,7 +94,9 @@ class SiteDisclosure:
                 what = f"{counted(self.bare, 'contribution')} left only in sums over at least N = {self.fewest} sites"
                 rest = "Nothing bounds what the sums and the model reveal about a row: no noise was charged for them."
             case "noise" if self.spent is not None:
-                what = f"noise with epsilon {float(self.spent.epsilon):.4g} at delta {float(self.spent.delta):g}"
+                what = (
+                    f"noise with epsilon {bound_text(float(self.spent.epsilon))} at delta {float(self.spent.delta):g}"
+                )
                 bounds = "So large an epsilon bounds nothing of use."
                 rest = (
                     bounds

@@ -14,7 +14,7 @@ from securefda.audit.report.overview import alike, all_flows
 from securefda.audit.report.sources import LogState, Sources
 from securefda.errors import ConfigError
 from securefda.pages.parts import Cell, Line, Section, Table
-from securefda.text import counted, names
+from securefda.text import bound_text, counted, names
 
 if TYPE_CHECKING:
     from securefda.site.policy import SourcePolicy
@@ -50,7 +50,7 @@ def _epsilon(sources: Sources) -> Iterator[Fact]:
     for party in sources.tables:
         if party.epsilons:
             point = party.epsilons[-1]
-            spent = f"epsilon {point.epsilon:.4g} at delta {float(point.spent.delta):g} is spent"
+            spent = f"epsilon {bound_text(point.epsilon)} at delta {float(point.spent.delta):g} is spent"
             row = f"row {point.spent.ledger_rows} of its ledger, SHA-256 {point.spent.ledger_digest[:16]}…"
             yield Fact(f"{party.party}: {spent}.", f"ledger-updated in round {point.round}: {row}")
 

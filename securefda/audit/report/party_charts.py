@@ -9,7 +9,7 @@ from typing import Final
 from securefda.audit.report.sources import LogState, Sources
 from securefda.operations import report
 from securefda.pages.parts import Cell, Chart, Series, Table, cell
-from securefda.text import counted
+from securefda.text import bound_text, counted
 
 MOST_LINES: Final = 8
 MOST_BARS: Final = 60
@@ -131,7 +131,7 @@ def _epsilon_row(sources: Sources, log: LogState) -> tuple[Cell, ...]:
     )
     return (
         log.party,
-        cell(f"{last.epsilon:.4f}", care=bool(limit) and last.epsilon > limit),
+        cell(bound_text(last.epsilon), care=bool(limit) and last.epsilon > limit),
         f"{limit:g} ({limit_from})" if limit else "not known here",
         f"{100 * last.epsilon / limit:.0f} %" if limit else "–",
         f"{float(spent.delta):g}",
