@@ -341,7 +341,8 @@ def trainer_at(
 
 LEDGERS_OF_A_FOLDER = (
     "the privacy ledgers are this run folder's and count what its runs spend alone; what was spent of the same rows in "
-    "other folders, or under a site's own kit, is not in them and must be added to every epsilon"
+    "other folders, in runs of this folder that --fresh deleted, or under a site's own kit, is not in them and must be "
+    "added to every epsilon"
 )
 
 

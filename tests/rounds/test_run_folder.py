@@ -16,10 +16,18 @@ from rounds_federation import Federation, roster_of
 
 from securefda.aggregator.site import summary_of as summary_of_process
 from securefda.aggregator.store import AggregatorStore, TargetRelease
+from securefda.bootstrap import LEDGERS_OF_A_FOLDER
 from securefda.errors import ConfigError, QuorumLost, SecureFdaError, Terminated
 from securefda.operations.recording import ModelOrigin, RecordingReporter, model_file
 from securefda.operations.records import RoundLine, Summary, summarise
-from securefda.operations.run_folder import RunFolder, append_line, read_run, replace_file, require_run_folder
+from securefda.operations.run_folder import (
+    RunFolder,
+    append_line,
+    clear_run,
+    read_run,
+    replace_file,
+    require_run_folder,
+)
 from securefda.operations.summary_text import run_text
 from securefda.privacy.dp_events import Budget
 from securefda.site.config import AggregatorConfig, ProcessSection, TaskSection
@@ -324,3 +332,12 @@ def test_every_kill_leaves_a_folder_that_the_next_start_completes(tmp_path: Path
     written = (tmp_path / "run" / "model.safetensors").read_bytes()
     last = records[-1]
     assert written == model_file(federation.run.layers, federation.run.model, origin.after(last))  # type: ignore[arg-type]
+
+
+def test_what_fresh_deletes_of_a_ledger_is_named_where_its_epsilon_is(tmp_path: Path) -> None:
+    ledger = tmp_path / "sites" / "north" / "local" / "ledgers" / "training-rows.sqlite"
+    ledger.parent.mkdir(parents=True)
+    ledger.touch()
+    clear_run(tmp_path)
+    assert not ledger.exists()
+    assert "in runs of this folder that --fresh deleted" in LEDGERS_OF_A_FOLDER
