@@ -35,7 +35,10 @@ DEMO, DEMO_RULE = "three_hospitals", "fedda_auto"
 DEMO_COMPARED = ("source_only", "fedgp_auto")
 
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME-TIME.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run in the run folder, and start from the beginning.")]
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", help="Delete the run in the run folder with its ledgers, and start from the beginning."),
+]
 
 
 class SimulationEngine(StrEnum):
