@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from securefda.errors import ConfigError
 from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import Budget, DpEvent, delta_warning, require, require_accountant, require_delta
+from securefda.text import bound_text
 
 if TYPE_CHECKING:
     from securefda.training.training_settings import TrainingSettings
@@ -273,7 +274,7 @@ def plan_noise(schedule: Schedule, budget: Budget, *, past: Sequence[DpEvent] = 
         raise ConfigError(
             "dp.target-epsilon",
             f"{budget.epsilon:g} cannot be kept over {schedule.rounds} rounds with any noise multiplier up to "
-            f"{_LARGEST * _UNIT:g}; spent before: {epsilon(past, budget.delta, budget.accountant):.4f}",
+            f"{_LARGEST * _UNIT:g}; spent before: {bound_text(epsilon(past, budget.delta, budget.accountant))}",
             hint="plan fewer rounds or epochs, or ask the owner of the data for a larger epsilon",
         )
     return plan_epsilon(schedule, _noise(guess), budget.delta, accountant=budget.accountant, past=past)

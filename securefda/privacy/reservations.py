@@ -18,7 +18,7 @@ from securefda.privacy.accountants import epsilon
 from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.ledger_storage import Row, charged, event_fields, last_reset
 from securefda.privacy.planning import repeated, rounds_paid
-from securefda.text import utc_minute
+from securefda.text import bound_text, utc_minute
 
 DAY_S: Final = 86_400
 
@@ -166,7 +166,8 @@ def require_unreserved(
         budget.epsilon,
         after - before,
         what=what,
-        needs=f"epsilon {before - spent:.4f} is reserved for run {runs} until {utc_minute(last.expires)}, and {needs}",
+        needs=f"epsilon {bound_text(before - spent)} is reserved for run {runs} until {utc_minute(last.expires)}, and "
+        + needs,
         hint=f"wait until then, release it (securefda budget release --config FILE --run {last.run[:12]}) if that run "
         "is over, or raise dp.target-epsilon in the signed policy",
     )
