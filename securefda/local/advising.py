@@ -365,7 +365,7 @@ class _Bench:
     def schedule(self, rounds: int, batch: int) -> Schedule:
         """Return the schedule by which the site's rows are charged. Raises ConfigError: it trains in no round."""
         if self.of_moments:
-            return Schedule(self.site.data.samples, self.site.data.samples, 1, rounds)
+            return self.site.schedule_of_moments(rounds)
         charged = self._charged_rounds(rounds, self.is_target)
         if not charged:
             why = f"is {self.config.strategy.rule}, and the site trains in no round: no noise costs accuracy"

@@ -58,6 +58,7 @@ from securefda.pages.parts import (
     Table,
     Tone,
 )
+from securefda.rules.strategy import WARMS_UP
 from securefda.site.config.key_help import toml
 from securefda.site.config.sections import StrategySection, TargetTrainingSection
 from securefda.task_metric import ACCURACY, TaskMetric, metric_of, metrics_text, with_balance
@@ -74,10 +75,6 @@ _MOST_ROWS = 12
 _NEARLY_PARALLEL = 0.9
 _PROJECTING = ("fedgp", "fedgp_auto", "fedgp_filtered_auto", "auto")
 _AUTO = ("fedda_auto", "fedgp_auto", "fedgp_filtered_auto", "auto")
-_WARMED_UP = (
-    *("source_only", "fedavg", "fedda", "fedgp", *_AUTO),
-    *("fada_attention", "fada_adversarial", "fada", "f_dann", "f_dan"),
-)
 _USED_BY = {
     "beta-per-layer": _AUTO,
     "beta": ("fedda", "fedgp"),
@@ -93,8 +90,8 @@ _USED_BY = {
     "align": ("fedda", "fedgp", *_AUTO),
     "class-weights": (ANALYTIC,),
     "source-noise": (ANALYTIC,),
-    "warm-up-": _WARMED_UP,
-    "lr-after-": _WARMED_UP,
+    "warm-up-": WARMS_UP,
+    "lr-after-": WARMS_UP,
     "finetune-": ("finetune_offline",),
     "reptile-": ("personalized_fedavg",),
     "personal-epochs": ("personalized_fedavg", "ditto"),

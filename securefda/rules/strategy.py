@@ -195,7 +195,8 @@ _ADAPTING = frozenset({Rule.FEDDA, Rule.FEDGP, Rule.AUTO, *_BETA_RULES})
 _RELEASING = frozenset({Rule.FADA_ADVERSARIAL, Rule.FADA, Rule.F_DANN, Rule.F_DAN})
 _ATTENDING = frozenset({Rule.FADA_ATTENTION, Rule.FADA_ADVERSARIAL, Rule.FADA})
 _MEANS_OF_SOURCES = frozenset({Rule.SOURCE_ONLY, Rule.F_DANN, Rule.F_DAN, Rule.ANALYTIC})
-_WARMS_UP = _ADAPTING | _RELEASING | _ATTENDING | {Rule.SOURCE_ONLY, Rule.FEDAVG}
+WARMS_UP = _ADAPTING | _RELEASING | _ATTENDING | {Rule.SOURCE_ONLY, Rule.FEDAVG}
+"""Rules that can begin with rounds of the sources alone."""
 _PERSONAL = frozenset({Rule.PERSONALIZED_FEDAVG, Rule.DITTO, Rule.APFL, Rule.KNN_PER, Rule.FEDREP})
 _MEANS = frozenset({Rule.SOURCE_ONLY, Rule.FEDAVG})
 OF_A_WHOLE_RUN = frozenset({Rule.FINETUNE_OFFLINE, Rule.ORACLE, Rule.AUTO, *_PERSONAL})
@@ -461,7 +462,7 @@ class Strategy(RulePlan):
     @property
     def warm_up(self) -> int:
         """Number of warm-up rounds that the run has; 0 under a rule without warm-up."""
-        return self.warm_up_rounds if self.rule in _WARMS_UP else 0
+        return self.warm_up_rounds if self.rule in WARMS_UP else 0
 
     @property
     def source_rounds(self) -> int:
