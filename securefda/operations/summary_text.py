@@ -488,7 +488,7 @@ def protected(levels: Mapping[str, str], rule: str, *, norm_cap: Mapping[str, An
     if summed and in_cohorts:
         of_sum, of_cohorts = (first_of(sites, _NAMED_SITES) for sites in (summed, in_cohorts))
         opened = f"in each round one weighted sum of {of_sum} and one per cohort of {of_cohorts}"
-    what, counts = "update", "row counts, and losses and accuracies if they left at all,"
+    what, counts = "update", "row counts, and any losses and accuracies that left,"
     nothing = f"no single update{'' if len(masked) == len(levels) else ' of theirs'}"
     if rule == ANALYTIC:
         what, counts, nothing = "second moments", "row counts", "no single source's"
@@ -525,7 +525,7 @@ def unprotected(
         return "Not protected: no noise was added, so the final model may reveal something of the target's rows."
     parts = []
     if clear := _at(levels, "individual"):
-        what, beside = "every single update", "its row count, and its loss and accuracy if they left at all"
+        what, beside = "every single update", "its row count, and any loss or accuracy that left"
         if rule == ANALYTIC:
             what, beside = "the second moments", "its row count"
         parts.append(f"the aggregator saw {what} of {_all_or_named(clear, levels)}, and {beside}")

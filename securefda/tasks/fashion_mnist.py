@@ -57,7 +57,7 @@ class _Deal:
 
 
 class _ChannelsLast(nn.Sequential):
-    """Layers that take images (n, 1, h, w) with the channels last in memory: two thirds of the time on a CPU."""
+    """Layers that take images (n, 1, h, w) with the channels last in memory, which takes a CPU less time."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the output of the last layer."""

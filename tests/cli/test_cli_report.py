@@ -407,7 +407,7 @@ def test_mixed_levels_name_who_was_seen_in_which_way() -> None:
     shown = unprotected(levels, "auto", sent_to=["a", "b"])
     assert "the update of a, b, c, d left it only under masks" in hidden
     assert "one weighted sum of a, b and one per cohort of c, d and no single update of theirs" in hidden
-    assert "every single update of e, and its row count, and its loss and accuracy if they left at all" in shown
+    assert "every single update of e, and its row count, and any loss or accuracy that left" in shown
     assert "a, b alone saw the target's own update" in shown
 
 
