@@ -3,10 +3,10 @@
     python benchmarks/replayed_rounds.py --data-dir DIR    measure and print
     python benchmarks/replayed_rounds.py                   print
 
-Two runs draw other batches and other noise, so their accuracy differs by chance. This tells chance from a fault. It
-records what every site gave in each round of a simulated federation, and computes the next model from that by the
-script's formulas. In each round the script also trains one source and the target from the model that securefda's had:
-its updates must be as long, and no farther from securefda's than from its own of another draw.
+Two runs draw other batches and other noise, so their accuracy differs by chance. This study shows whether anything else
+differs. It records what every site gave in each round of a simulated federation, and computes the next model from that
+by the script's formulas. In each round the script also trains one source and the target from the model that
+securefda's had: its updates must be as long, and no farther from securefda's than from its own of another draw.
 """
 
 from __future__ import annotations
