@@ -41,6 +41,7 @@ _HINTS: Final = {
     "form": "name the file that securefda audit receipt wrote, or ask the site for it once more",
     "roster": "--roster may be of another federation or epoch: name the one under which the run began; if it is that, "
     "rely on nothing in the receipt",
+    "asked": "name the receipt of that site, run and round, or leave out --site, --run and --round",
 }
 
 

@@ -34,7 +34,7 @@ def card_of(record: RunRecord) -> dict[str, Any]:
     for site in setting.get("sources", []):
         lines: list[dict[str, Any]] = [{**line} for line in record.sites.get(site, ()) if "refused" not in line]
         last = lines[-1] if lines else {}
-        known: dict[str, Any] = {key: last[key] for key in ("samples", "epsilon", "policy") if key in last}
+        known: dict[str, Any] = {key: last[key] for key in ("samples", "epsilon", "delta", "policy") if key in last}
         sources.append({"site": site, "visibility": (summary.get("visibility") or {}).get(site), **known})
     spent = {key: privacy[key] for key in ("epsilon", "delta", "accountant")} if privacy else {}
     best, adapted = best_round(record.rounds), summary.get("adapted")
@@ -75,8 +75,9 @@ def card_text(card: dict[str, Any]) -> str:
     target, metric = card["target"], TaskMetric(**card["metric"])
     metrics = {key: values for key, values in card["metrics"].items() if metric.name in values}
     helped = [difference_text(found, _BASELINES[key], metric) for key, found in card["help"].items()]
-    share, of = card["source_share"], "head" if card["rule"] == ANALYTIC else "steps after warm-up"
-    noise = "none" if "epsilon" not in target else f"ε = {bound_text(target['epsilon'])} at δ = {target['delta']:g}"
+    share, warmed = card["source_share"], "warm_target" in metrics
+    of = "head" if card["rule"] == ANALYTIC else "steps after warm-up" if warmed else "steps"
+    noise = _bound(target) if "epsilon" in target else "none"
     lines = [
         f"# Model card: {_code(card['task'])}",
         "",
@@ -145,12 +146,15 @@ def write_card(run: Path, beside: Path | None = None) -> None:
 
 
 def _source_row(source: dict[str, Any]) -> str:
-    noise = (
-        f"ε = {bound_text(source['epsilon'])}" if "epsilon" in source else "none" if "samples" in source else _UNKNOWN
-    )
+    noise = _bound(source) if "epsilon" in source else "none" if "samples" in source else _UNKNOWN
     policy = _code(source["policy"]) if "policy" in source else _UNKNOWN
     level, rows = source["visibility"] or "took no part", source.get("samples", _UNKNOWN)
     return f"| {_code(source['site'])} | source | {level} | {rows} | {noise} | {policy} |"
+
+
+def _bound(spent: dict[str, Any]) -> str:
+    """Return a site's ε, and its δ, which the records of earlier versions lack for a source."""
+    return f"ε = {bound_text(spent['epsilon'])}" + (f" at δ = {spent['delta']:g}" if "delta" in spent else "")
 
 
 def _model_line(name: str, model: dict[str, Any]) -> str:

@@ -308,6 +308,9 @@ class SiteLine(TypedDict, total=False):
     epsilon: float
     """Epsilon spent on the source's rows up to this round, if it trains with noise."""
 
+    delta: float
+    """The delta of `epsilon`: the probability with which it may fail."""
+
     policy: str
     """SHA-256 of the policy in force, in hex."""
 

@@ -267,7 +267,7 @@ def _train(site: SourceSite, accepted: AcceptedRound) -> _Trained:
         policy=site.witness.journal.policy,
     )
     if result.epsilon is not None:
-        record["epsilon"] = result.epsilon
+        record["epsilon"], record["delta"] = result.epsilon, site.policy.dp.target_delta
     factor = alignment_of(header, steps=result.steps, learning_rate=result.learning_rate)
     update = with_pull(header, aligned_update(header, result.update, factor), result.pull)
     if not terms.plan.rule.adds_moments:  # moments are no measure of how far training moves a model

@@ -90,7 +90,8 @@ def require_frozen_features(model: nn.Module) -> None:
     if others:
         raise TrainingError(
             f"the analytic rule solves for the last linear layer alone, and the model also trains {others[0]}",
-            hint="freeze all before it with requires_grad_(False), or set another strategy.rule",
+            hint="set task.options.hidden-units = 0 for a table and task.options.hidden = 0 for features, freeze all "
+            "before that layer in a model of your own (requires_grad_(False)), or set another strategy.rule",
         )
 
 

@@ -44,16 +44,16 @@ def record(summary: dict[str, Any] = SUMMARY, **sites: list[SiteLine]) -> RunRec
 
 def test_a_source_is_described_by_its_own_records_where_they_are_here() -> None:
     lines: list[SiteLine] = [
-        {"round": 1, "samples": 40, "epsilon": 0.50001, "policy": DIGEST},
+        {"round": 1, "samples": 40, "epsilon": 0.50001, "delta": 1e-6, "policy": DIGEST},
         {"round": 2, "refused": {"key": "dp.required"}},
     ]
     card = card_of(record(north=lines))
     assert card["sources"] == [
-        {"site": "north", "visibility": "sum", "samples": 40, "epsilon": 0.50001, "policy": DIGEST},
+        {"site": "north", "visibility": "sum", "samples": 40, "epsilon": 0.50001, "delta": 1e-6, "policy": DIGEST},
         {"site": "south", "visibility": None},
     ]
     text = card_text(card)
-    assert f"| `north` | source | sum | 40 | ε = 0.5001 | `{DIGEST}` |" in text
+    assert f"| `north` | source | sum | 40 | ε = 0.5001 at δ = 1e-06 | `{DIGEST}` |" in text
     assert "| `south` | source | took no part | known to that site alone | known to that site alone |" in text
     assert "| `clinic` | target | | known to that site alone | ε = 1.2500 at δ = 1e-05 | |" in text
 
@@ -74,11 +74,14 @@ def test_the_card_says_how_far_the_run_came_and_what_it_measured() -> None:
 
 def test_the_card_says_by_how_much_the_federation_helped() -> None:
     help_ = {"difference": 0.1, "low": 0.05, "high": 0.15, "test_rows": 200}
-    card = card_of(record({**SUMMARY, "target_only": {"accuracy": 0.7, "help": help_}, "source_share": 0.375}))
+    helped = {**SUMMARY, "target_only": {"accuracy": 0.7, "help": help_}, "source_share": 0.375}
+    card = card_of(record(helped))
     assert card["help"] == {"target_only": help_}
     text = card_text(card)
     assert "compared: +10.0 points over the target alone (95 %: +5.0 to +15.0)" in text
-    assert "- the sources' share of the steps after warm-up: 38 %" in text
+    assert "- the sources' share of the steps: 38 %" in text
+    warmed = card_text(card_of(record({**helped, "warm_target": {"accuracy": 0.75}})))
+    assert "- the sources' share of the steps after warm-up: 38 %" in warmed
     assert "compared:" not in card_text(card_of(record()))
 
 

@@ -345,8 +345,9 @@ def test_no_moments_leave_in_a_later_round(tmp_path: Path) -> None:
 
 def test_a_model_that_trains_more_than_its_last_layer_is_refused() -> None:
     trainer = trainer_of(N, 1, hidden=2)
-    with pytest.raises(TrainingError, match=r"last linear layer alone, and the model also trains 0\.weight"):
+    with pytest.raises(TrainingError, match=r"last linear layer alone, and the model also trains 0\.weight") as refused:
         trainer.moments(trainer.initial_model(), 1, bound=1.0, permitted=lambda *rows: rows[:2])
+    assert "task.options.hidden-units = 0" in (refused.value.hint or "")
 
 
 def test_noise_at_the_target_and_counted_rows_are_refused() -> None:

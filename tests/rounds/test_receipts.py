@@ -293,8 +293,9 @@ def test_at_cohort_a_receipt_says_that_the_sum_is_of_a_cohort_and_names_no_sourc
 def test_a_receipt_of_something_else_than_was_asked_for_is_refused(asked: dict[str, Any], runs: Runs) -> None:
     file = runs.folder / "asked"
     file.write_bytes(runs.receipts[2].to_bytes())
-    with pytest.raises(ReceiptRefused, match=r"^asked: it is of "):
+    with pytest.raises(ReceiptRefused, match=r"^asked: it is of ") as refused:
         verify_receipt(file, runs.roster, **asked)
+    assert refused.value.hint == "name the receipt of that site, run and round, or leave out --site, --run and --round"
 
 
 def test_the_first_and_the_last_round_have_receipts(runs: Runs) -> None:
