@@ -12,8 +12,8 @@ from securefda.errors import ConfigError, PolicyRefusal, SecureFdaError
 from securefda.protocol.header_checks import SessionLimits
 from securefda.protocol.messages import Header
 from securefda.protocol.weighed_contribution import plan_of
-from securefda.site.config import FederationConfig, load_federation, strategy_of
-from securefda.site.kit import Kit, PolicyFile
+from securefda.site.config import FederationConfig, load_federation, load_source, strategy_of
+from securefda.site.kit import SETTINGS_FILE, Kit, PolicyFile
 from securefda.site.policy import SourcePolicy, require_satisfiable
 from securefda.site.policy.verdict import (
     refusals_of_alignment,
@@ -66,7 +66,7 @@ class AskedHeaders:
         indices: site id -> roster index of every source that the headers may name.
         factory: the task; empty where it is not known.
         options: of the task.
-        noise: noise multiplier and clip norm with which sources train; None where it is not known.
+        noise: noise multiplier and clip norm with which sources are to train; None where it is not known.
         has_names: whether the site ids are real; without a roster a header's are made up.
     """
 
@@ -77,34 +77,42 @@ class AskedHeaders:
     has_names: bool = True
     options: Mapping[str, object] = field(default_factory=dict)
 
-    @property
-    def with_noise(self) -> bool:
-        """Whether sources train with noise, or may."""
-        return self.noise is None or self.noise[0] > 0
-
     def level_of(self, site: str) -> str:
         """The level at which a site takes part."""
         return self.headers[0].level_of(self.indices[site]).label
 
-    def refusals_by(self, policy: SourcePolicy, site: str) -> tuple[PolicyRefusal, ...]:
+    def refusals_by(
+        self, policy: SourcePolicy, site: str, *, noise: tuple[float, float] | None = None, unix_s: float | None = None
+    ) -> tuple[PolicyRefusal, ...]:
         """Compare the headers with a site's policy; returns the first refusal of each key.
+
+        Args:
+            policy: of the site.
+            site: its id.
+            noise: with which its own settings train; None: with that of the headers. Where that is not known either, it
+                trains with noise if the policy requires it.
+            unix_s: the present time; None leaves the days of the policy out.
 
         Raises:
             ConfigError: no header over these sources could satisfy it.
             FaultyAggregatorError: the headers do not name the site.
         """
         own, limits = self.indices[site], None
+        noise = self.noise if noise is None else noise
+        with_noise = policy.dp.required if noise is None else noise[0] > 0
         if self.has_names:
             require_satisfiable(policy, site, tuple(self.indices))
             trusted = frozenset(self.indices[peer] for peer in policy.trusted_peers or self.indices)
             limits = SessionLimits(min_others=policy.min_others, max_colluders=policy.max_colluders, trusted=trusted)
-        refusals: list[PolicyRefusal] = []
+        refusals: list[PolicyRefusal] = (
+            [] if unix_s is None else list(refusals_of_day(policy, unix_s, with_noise=with_noise))
+        )
         if self.factory:
             refusals += refusals_of_task(policy, self.factory, self.options)
-        if self.noise is not None:
-            refusals += refusals_of_training(policy, *self.noise)
+        if noise is not None:
+            refusals += refusals_of_training(policy, *noise)
         for header in self.headers:
-            refusals += refusals_of_header(policy, header, own, limits, with_noise=self.with_noise)
+            refusals += refusals_of_header(policy, header, own, limits, with_noise=with_noise)
             if plan_of(header.rule).aligns_estimates_only:
                 refusals += refusals_of_alignment(policy, header.level_of(own))
         first: dict[str, PolicyRefusal] = {}
@@ -172,7 +180,7 @@ def verdicts_on(
         policies: kits or policy files.
         asked: a FEDERATION.toml, or a header that a source kept.
         sites: whose the policy files are that lie in no kit, in order; further ones are of the first sources left.
-        env: the environment, for settings of the federation.
+        env: the environment, for settings of the federation and of the kits.
         now: current time, with a time zone.
 
     Raises:
@@ -206,8 +214,8 @@ def verdicts_on(
         try:
             if isinstance(policy, SecureFdaError):
                 raise policy
-            ended = refusals_of_day(policy, now.timestamp(), with_noise=compared.with_noise)
-            refusals = (*ended, *compared.refusals_by(policy, name))
+            noise = None if file.kit is None else _own_noise(file.kit, env)
+            refusals = compared.refusals_by(policy, name, noise=noise, unix_s=now.timestamp())
         except SecureFdaError as error:
             verdicts.append(Verdict(name, file.path, signed, unusable=error))
         else:
@@ -215,6 +223,15 @@ def verdicts_on(
             verdicts.append(Verdict(name, file.path, signed, level, refusals))
     here = [name for name, index in compared.indices.items() if index in compared.headers[0].participants]
     return verdicts, {name: compared.level_of(name) for name in here}
+
+
+def _own_noise(kit: Kit, env: Mapping[str, str]) -> tuple[float, float] | None:
+    """Return the noise with which a source's own settings train; None where its kit has none."""
+    file = kit.local / SETTINGS_FILE
+    if not file.exists():
+        return None
+    dp = load_source(file, (), env).training.dp
+    return dp.noise_multiplier, dp.max_grad_norm
 
 
 def _names(files: Sequence[PolicyFile], sites: Sequence[str], sources: Sequence[str], where: str) -> list[str]:

@@ -15,7 +15,8 @@ from stand_ins import Terminal
 
 from securefda.aggregator.headers import expected_header
 from securefda.cli import main
-from securefda.protocol.messages import NO_CONTEXT, Result, Signer
+from securefda.protocol.header import NormCapTerms
+from securefda.protocol.messages import NO_CONTEXT, Granularity, Result, Signer
 from securefda.samples import sample
 from securefda.site.config import load_federation
 from securefda.site.kit import load_kit
@@ -43,6 +44,14 @@ def founded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def kits(founded: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(founded, tmp_path / "kits"))
+
+
+def sets_noise(kit: Path, before: str, after: str) -> None:
+    """Let a site's operator change the noise multiplier in its settings."""
+    file = kit / "local" / "settings.toml"
+    text = file.read_text()
+    assert text.count(f"noise-multiplier = {before}\n") == 1
+    file.write_text(text.replace(f"noise-multiplier = {before}\n", f"noise-multiplier = {after}\n"))
 
 
 def all_sources(kits: Path) -> list[str]:
@@ -189,6 +198,8 @@ def test_kits_of_a_federation_with_noise_require_it_and_pass_their_own_check(
     assert load_policy(root / "source-1" / "local" / "policy.toml").dp == DpPolicy(required=True, target_epsilon=2.0)
     assert main(["policy", "check", str(root / "source-1"), FEDERATION]) == 0
     monkeypatch.delenv("SECUREFDA_TRAINING_SOURCE_DP_NOISE_MULTIPLIER")
+    assert main(["policy", "check", str(root / "source-1"), FEDERATION]) == 0  # by the noise of its own settings
+    sets_noise(root / "source-1", "1.1", "0.0")
     assert main(["policy", "check", str(root / "source-1"), FEDERATION]) == 10
     out, err = capsys.readouterr()
     assert "dp.required: asked training without noise" in out
@@ -271,6 +282,25 @@ def test_a_header_that_was_kept_is_judged_as_the_source_judged_it(
     shutil.copy(kits / "source-1" / "local" / "policy.toml", tmp_path / "policy.toml")
     code, found = envelope(["policy", "check", str(tmp_path / "policy.toml"), str(kept)], capsys)
     assert (code, found["data"]["policies"][0]["site"]) == (10, "source 1")
+
+
+def test_a_header_that_was_kept_is_judged_by_the_noise_of_the_kits_own_settings(
+    kits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(header: Path) -> tuple[int, str]:
+        code, found = envelope(["policy", "check", str(kits / "source-1"), str(header)], capsys)
+        return code, found["data"]["policies"][0].get("key", "")
+
+    own(kits, "source-1", permits(dp=DpPolicy(expires="2020-01-01")))
+    kept = header_file(kits, tmp_path / "kept")
+    capped = header_file(kits, tmp_path / "capped", norm_cap=NormCapTerms(1.0, 2, Granularity.LAYER))
+    assert answer(kept) == (0, "")
+    sets_noise(kits / "source-1", "0.0", "1.1")
+    assert answer(kept) == (10, "dp.expires")
+    own(kits, "source-1", permits(max_colluders=1))
+    assert answer(capped) == (0, "")
+    sets_noise(kits / "source-1", "1.1", "0.0")
+    assert answer(capped) == (10, "norm-cap.reports")
 
 
 def test_trusted_peers_refuse_a_header_under_their_own_name(
