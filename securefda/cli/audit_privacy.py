@@ -145,8 +145,10 @@ def _text(audited: Audited) -> str:
 def _notes(audited: Audited) -> list[str]:
     if audited.most > audited.epsilon:
         return list(_MEANS)
+    asked = audited.question
+    more = "more --canaries show" if asked.guesses is None else "more --canaries and --guesses show"
     weak = (
         f"warning: no result could be above this ledger, since {audited.guesses:,} guesses show at most epsilon "
-        f"{left_text(audited.most)}: more --canaries show more, and fewer --rounds cost less"
+        f"{left_text(audited.most)}: {more} more{', and fewer --rounds cost less' if asked.rounds > 1 else ''}"
     )
     return [weak, *_MEANS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,11 @@ def test_a_target_audits_by_its_kit_and_hears_where_no_result_could_be_above(own
 
     out = " ".join(owner.capsys.readouterr().out.split())
     assert "site target, 100 rows" in out
-    assert "warning: no result could be above this ledger, since 10 guesses show at most epsilon 1.05" in out
+    weak = "warning: no result could be above this ledger, since 10 guesses show at most epsilon 1.05"
+    assert re.search(rf"{weak}\d*: more --canaries show more A result", out)
+    assert audit(owner.kit.with_name("target"), *little, "--guesses", "10", "--rounds", "2") == 0
+    out = " ".join(owner.capsys.readouterr().out.split())
+    assert "more --canaries and --guesses show more, and fewer --rounds cost less" in out
 
 
 def test_a_policy_of_the_analytic_rule_is_audited_by_its_moments(
