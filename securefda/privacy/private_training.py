@@ -47,7 +47,7 @@ from securefda.privacy.planning import schedule_of
 from securefda.protocol.encoding import Vector
 from securefda.tasks import Inputs, Samples, Task, task_code
 from securefda.tasks.inputs import in_memory, moved, named_tensors, take
-from securefda.text import counted, duration, human_bytes
+from securefda.text import counted, duration, first_of, human_bytes
 from securefda.training.device import choose_device
 from securefda.training.local import LocalResult, StepObserver, require_steps
 from securefda.training.parameter_vectors import FlatModel
@@ -91,8 +91,11 @@ _INSTEAD = {
 }
 """Start of a layer's class that mixes rows, or that hides its parameters from Opacus -> what to use in its place."""
 
-_HIDDEN = (nn.RNNBase, nn.EmbeddingBag)
+_HIDDEN = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag)
 """Layers of these kinds that Opacus's validator passes, though it has no gradient of each row for them."""
+
+_OF_SPECTRAL_NORM = {"_u", "weight_u"}
+"""Buffers of ``spectral_norm``, which it moves in each pass of training."""
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """What Opacus has formulas of its own for; subclasses it derives by torch."""
@@ -385,12 +388,17 @@ def _require_unpacked(model: nn.Module, name: str, _: nn.Module, given: tuple[An
 def unfit(model: nn.Module, error: Exception | None) -> TrainingError:
     """The first layer that is in the way, and what to use instead."""
     for name, module in model.named_modules():
-        kind = type(module).__name__
+        kind = next(kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn."))
         instead = next((use for start, use in _INSTEAD.items() if kind.startswith(start)), None)
-        if instead and (isinstance(module, _HIDDEN) or ModuleValidator.validate(module, strict=False)):
+        is_known = type(module) in ModuleValidator.VALIDATORS
+        if instead and (_is_hidden(module) or (is_known and ModuleValidator.validate(module, strict=False))):
             return _unfit_layer(model, name, f"is {kind}, which DP-SGD cannot train", f"use {instead} instead")
     words = " ".join(str(error).split())
     return TrainingError(f"model {type(model).__name__}: DP-SGD cannot train it", hint=f"Opacus says: {words[:300]}")
+
+
+def _is_hidden(module: nn.Module) -> bool:
+    return isinstance(module, _HIDDEN) and any(map(_is_trained, module.parameters()))
 
 
 def _unfit_layer(model: nn.Module, name: str, why: str, hint: str) -> TrainingError:
@@ -636,8 +644,10 @@ def require_separate_rows(task: Task, model: nn.Module, data: Samples, settings:
     for name, module in model.train().named_modules():
         _require_fit_layer(model, name, module)
     faults = ModuleValidator.validate(model, strict=False)
-    if faults or any(isinstance(module, _HIDDEN) for module in model.modules()):
+    if faults or any(map(_is_hidden, model.modules())):
         raise unfit(model, faults[0] if faults else None)
+    for name, module in model.named_modules():
+        _require_no_buffers(model, name, module)
     first = [parameter.detach().clone() for parameter in model.parameters()]
     with _fit_inputs(model):
         if settings.dp is not None and not settings.dp.ghost_clipping:
@@ -661,7 +671,7 @@ def _require_fit_layer(model: nn.Module, name: str, module: nn.Module) -> None:
     if type(module).__name__ == "OptimizedModule":  # of torch._dynamo, whose import takes seconds
         hint = "return the model from the task's model() without torch.compile"
         raise _unfit_layer(model, name, "is compiled, which DP-SGD cannot train", hint)
-    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+    if isinstance(module, nn.Embedding) and module.padding_idx is not None and module.weight.requires_grad:
         why = "has a padding_idx, and noise would move the vector that stays at zero there"
         hint = "leave padding_idx out, and multiply what the layer gives by (ids != padding).unsqueeze(-1)"
         raise _unfit_layer(model, name, why, hint)
@@ -677,7 +687,25 @@ def _require_fit_layer(model: nn.Module, name: str, module: nn.Module) -> None:
         # In evaluation mode too: a site that measures a model estimates the statistics from its rows, without noise
         why = "is a frozen norm whose statistics come from the site's rows"
         hint = "fold it into the layer before: torch.nn.utils.fusion.fuse_conv_bn_eval or fuse_linear_bn_eval"
+        if not module.affine:
+            why = "is a norm without parameters whose statistics come from the site's rows"
+            hint = f"use torch.nn.GroupNorm instead; in a frozen encoder {hint}"
         raise _unfit_layer(model, name, why, hint)
+    if type(module) is nn.LayerNorm and module.bias is None and any(map(_is_trained, module.parameters())):
+        why = "has a weight and no bias, and Opacus computes the gradients of both or of neither"
+        raise _unfit_layer(model, name, why, "leave bias=False out")
+
+
+def _require_no_buffers(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Refuse a layer in which a pass may write to a buffer what no noise protects. Opacus refuses it without a name."""
+    buffers = [buffer for buffer, _ in module.named_buffers()]
+    if not (buffers and any(map(_is_trained, module.parameters(recurse=False)))):
+        return
+    why = f"has parameters that are trained and buffers ({first_of(buffers, 2)}), and DP-SGD takes no layer with both"
+    hint = "put its own parameters into one module and the buffers into another, neither inside the other"
+    if any(buffer.rpartition(".")[2] in _OF_SPECTRAL_NORM for buffer in buffers):
+        hint = "leave spectral_norm out, or use torch.nn.utils.parametrizations.weight_norm"
+    raise _unfit_layer(model, name, why, hint)
 
 
 def _require_no_writes(task: Task, model: nn.Module, data: Samples) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from opacus.layers import DPLSTM
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 from training_private import NOISE, ROWS, SGD, WHOLE, Coupled, Net, by, fixed, silent, train, ways
 from training_tasks import Line, WithDropout
@@ -45,6 +46,17 @@ class OneOf(nn.Module):
         return outputs[:, 0, :1]
 
 
+class Shifted(nn.Linear):
+    """A layer with a buffer beside its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows + self.shift)
+
+
 @pytest.mark.parametrize(
     ("layer", "named", "instead"),
     [
@@ -58,8 +70,18 @@ class OneOf(nn.Module):
         (OneOf(nn.GRU(3, 4, batch_first=True)), "layer 0.layer is GRU", "opacus.layers.DPGRU"),
         (OneOf(nn.RNN(3, 4, batch_first=True)), "layer 0.layer is RNN", "opacus.layers.DPRNN"),
         (OneOf(nn.MultiheadAttention(3, 1)), "layer 0.layer is Mul", "opacus.layers.DPMultiheadAttention"),
+        (OneOf(type("Mine", (nn.GRU,), {})(3, 4)), "layer 0.layer is GRU", "opacus.layers.DPGRU"),
+        (nn.LSTMCell(3, 4), "layer 0 is LSTMCell", "opacus.layers.DPLSTM"),
+        (type("GRUNet", (nn.Sequential,), {})(nn.BatchNorm1d(3)), "layer 0.0 is BatchNorm1d", "torch.nn.GroupNorm"),
+        (nn.BatchNorm1d(3, affine=False), "layer 0 is a norm without parameters", "torch.nn.GroupNorm"),
+        (nn.LayerNorm(3, bias=False), "layer 0 has a weight and no bias", "leave bias=False out"),
+        (spectral_norm(nn.Linear(3, 1)), "layer 0 has parameters that are trained and buffers", "weight_norm"),
+        (Shifted(), "layer 0 has parameters that are trained and buffers (shift)", "neither inside the other"),
     ],
-    ids=["batch norm", "instance norm", "lstm", "gru", "rnn", "attention"],
+    ids=[
+        *("batch norm", "instance norm", "lstm", "gru", "rnn", "attention", "own gru", "lstm cell", "in a GRUNet"),
+        *("norm without parameters", "layer norm without bias", "spectral norm", "own buffer"),
+    ],
 )
 def test_layer_that_dp_sgd_cannot_train_is_refused_with_what_to_use_instead(
     layer: nn.Module, named: str, instead: str
@@ -99,6 +121,14 @@ class Words(Net):
         return Samples(torch.arange(ROWS * 3).view(ROWS, 3) % 7, super().train_data(site).labels)
 
 
+class FrozenWords(Words):
+    """The same with vectors that stay as they are, of which one stands for padding."""
+
+    def model(self) -> nn.Module:
+        words = nn.Embedding(7, 2, padding_idx=0).requires_grad_(False)
+        return nn.Sequential(words, nn.Flatten(), nn.Linear(6, 1))
+
+
 FIT: dict[str, Task] = {
     "line": Line(),
     "net": Net(),
@@ -106,12 +136,14 @@ FIT: dict[str, Task] = {
     "coupled": Coupled(),
     "own layer": Line(OwnLayer()),
     "words": Words(),
+    "frozen words": FrozenWords(),
+    "frozen gru": Line(nn.Sequential(OneOf(nn.GRU(3, 4, batch_first=True)).requires_grad_(False), nn.Linear(1, 1))),
     "lstm": Line(OneOf(DPLSTM(3, 4, batch_first=True))),
     "group norm": Line(nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.Linear(4, 1))),
 }
 
 
-LINEAR = ("line", "net", "dropout", "coupled")
+LINEAR = ("line", "net", "dropout", "coupled", "frozen words", "frozen gru")
 """What ghost clipping takes."""
 
 
