@@ -344,16 +344,21 @@ def _leaves(dossier: Dossier) -> Table:
     if dossier.in_clear:
         named = {"samples": "number of rows", "loss": "loss", "accuracy": "accuracy"}
         numbers = ", ".join(named[name] for name in policy.metadata.may_leave)
+    if policy.visibility is not Visibility.SUM and "samples" in policy.metadata.may_leave:
+        numbers += "; number of steps, under a rule that does not align updates"
     beside = "beside the update, in clear" if dossier.in_clear else "as sums over the same sources"
     rows.append([numbers, beside + counts, target, "each round"])
+    if_a_sum = ", where the target asks for a sum" if dossier.in_clear else ""
+    in_sums = [name for name in ("loss", "accuracy") if name not in policy.metadata.may_leave]
+    if dossier.in_clear and in_sums and not policy.dp.required:
+        rows.append([", ".join(in_sums), f"as sums{if_a_sum}", target, "each round"])
     if SELECTION in rules:
         rows.append(["estimated errors of the rules", "as sums", target, "each round"])
     if features := rules_that_send_features(policy):
         pulled = "how this site's features lie to those that the target sent"
         rows.append([pulled, form, target, f"under {', '.join(features)}"])
     rows.append(["the model so far", "in clear", "all sites", "each round"])
-    if not dossier.in_clear:
-        rows.append(["size of this site's contribution", sizes, "the other sources", "each round"])
+    rows.append(["size of this site's contribution", sizes + if_a_sum, "the other sources", "each round"])
     rows.append(["when it takes part, and which rule of this policy refused a request", "in clear", target, "always"])
     agreed = "fingerprints of this site's log" + ("" if dossier.in_clear else ", and what masks are agreed with")
     rows.append([agreed, "no content of rows", "all sites, through the target", "each round"])
@@ -499,6 +504,8 @@ def _rest(dossier: Dossier) -> Iterator[str]:
             "If this site is away in one round, the difference between the sum then and one before or after shows "
             f"roughly its update{sent}, and exactly its number of rows."
         )
+    if policy.visibility is Visibility.COHORT:
+        yield "Each round sums over another random group, so many rounds tell more of this site than one sum does."
     yield "The target chooses what it asks. It and every source can pass the model on, and nobody can check that."
     if not policy.agreement.columns:
         yield "The policy does not limit which columns the task reads."

@@ -241,6 +241,18 @@ def test_a_reviewer_finds(question: str, where: str, answer: str, kit: Path) -> 
     assert answer in parts(kit)[where], question
 
 
+def test_what_sums_tell_is_said_where_a_policy_permits_more_than_sums(kit: Path) -> None:
+    edit(kit, max_visibility='"individual"', may_leave='["samples"]', required="false")
+    leaves = parts(kit)["leaves"]
+    assert "number of rows; number of steps, under a rule that does not align updates beside the update" in leaves
+    assert "loss, accuracy as sums, where the target asks for a sum" in leaves
+    assert "one number a layer, coarsely rounded, where the target asks for a sum the other sources" in leaves
+    edit(kit, max_visibility='"cohort"', may_leave="[]")
+    page = parts(kit)
+    assert "number of steps" not in page["leaves"]
+    assert "many rounds tell more of this site than one sum does" in page["rest"]
+
+
 def test_the_state_follows_people_edits_and_days(kit: Path) -> None:
     assert "In force, and nobody has signed it by name" in parts(kit)["head"]
     edit(kit, signatures_required="2")

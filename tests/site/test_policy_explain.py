@@ -15,7 +15,7 @@ from securefda.site.policy import (
     default_policy,
     explain,
 )
-from securefda.site.policy.schema import ModelPolicy, ReleaseLimits
+from securefda.site.policy.schema import MetadataPolicy, ModelPolicy, ReleaseLimits
 
 
 def test_the_numbers_are_filled_in() -> None:
@@ -144,6 +144,16 @@ def test_no_norm_cap_is_claimed_for_cohorts() -> None:
     assert all(
         line.startswith("At visibility sum, ") for line in found.does_not_learn if "times the squared norm" in line
     )
+
+
+def test_a_cohort_is_said_to_tell_numbers_of_steps_only_where_the_policy_permits_that() -> None:
+    """Else the source refuses, under the same key."""
+    policy, steps = default_policy("cohort"), "how its members' numbers of steps relate to the target's"
+    assert steps not in explain(policy, "lyon", 5).text()
+    permits = policy.model_copy(update={"metadata": MetadataPolicy(may_leave=("samples",))})
+    (of_cohort,) = [line for line in explain(permits, "lyon", 5).learns if line.startswith("At visibility cohort: ")]
+    assert steps in of_cohort
+    assert steps in explain(default_policy("individual"), "lyon", 5).text()
 
 
 REQUIRING = SourcePolicy(dp=DpPolicy(required=True, target_epsilon=1.0, target_delta=1e-6))

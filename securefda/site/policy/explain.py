@@ -287,11 +287,17 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
             clear += "Mean loss and accuracy leave only in rounds in which no source trains with noise. "
         lines.append(clear + "min-others, max-colluders and norm-cap.kappa protect nothing at this visibility.")
     if policy.visibility <= Visibility.COHORT:
+        steps = ""
+        if "samples" in policy.metadata.may_leave:
+            steps = (
+                " A rule that does not align updates also has it tell how its members' numbers of steps relate to the "
+                "target's."
+            )
         lines.append(
             f"At visibility cohort: one such sum per round over a cohort of at least {policy.smallest_sum} sources, "
             f"drawn at random again for every round, beside {facts.others}. Many rounds give many different sums that "
             f"contain {site}, and together they reveal more of it than one sum does. No norm cap holds for cohorts: "
-            "if its contribution is much larger than the others', such a sum shows it nearly alone."
+            f"if its contribution is much larger than the others', such a sum shows it nearly alone.{steps}"
         )
     return (*lines, sum_line, _norm_report(facts))
 

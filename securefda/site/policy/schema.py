@@ -438,7 +438,8 @@ class MetadataPolicy(Settings):
         (),
         'What may leave in clear beside an update at visibility "individual": "samples", "loss", "accuracy" of the '
         "training rows. At the other two these numbers leave only inside the sum. In rounds in which any source "
-        "trains by DP-SGD, loss and accuracy do not leave at all.",
+        'trains by DP-SGD, loss and accuracy do not leave at all. At "cohort", "samples" also permits what a rule asks '
+        "that does not align updates: a sum that tells the members' numbers of steps.",
         hint='set strategy.align = true at the aggregator, or list "samples" there in policy.toml',
     )
 
