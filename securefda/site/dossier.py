@@ -340,17 +340,18 @@ def _leaves(dossier: Dossier) -> Table:
         rows.append(["the update: how training changed the model", form, target, often])
     if Rule.ANALYTIC in rules:
         rows.append(["second moments: how often features occur together", form, target, "once a run"])
-    numbers = "number of rows" if policy.dp.required else "number of rows, loss, accuracy"
+    has_metrics = _trains(policy) and not policy.dp.required
+    numbers = "number of rows, loss, accuracy" if has_metrics else "number of rows"
     if dossier.in_clear:
         named = {"samples": "number of rows", "loss": "loss", "accuracy": "accuracy"}
-        numbers = ", ".join(named[name] for name in policy.metadata.may_leave)
+        numbers = ", ".join(named[name] for name in policy.metadata.may_leave if has_metrics or name == "samples")
     if policy.visibility is not Visibility.SUM and "samples" in policy.metadata.may_leave:
         numbers += "; number of steps, under a rule that does not align updates"
     beside = "beside the update, in clear" if dossier.in_clear else "as sums over the same sources"
     rows.append([numbers, beside + counts, target, "each round"])
     if_a_sum = ", where the target asks for a sum" if dossier.in_clear else ""
     in_sums = [name for name in ("loss", "accuracy") if name not in policy.metadata.may_leave]
-    if dossier.in_clear and in_sums and not policy.dp.required:
+    if dossier.in_clear and in_sums and has_metrics:
         rows.append([", ".join(in_sums), f"as sums{if_a_sum}", target, "each round"])
     if SELECTION in rules:
         rows.append(["estimated errors of the rules", "as sums", target, "each round"])

@@ -247,6 +247,8 @@ def test_what_sums_tell_is_said_where_a_policy_permits_more_than_sums(kit: Path)
     assert "number of rows; number of steps, under a rule that does not align updates beside the update" in leaves
     assert "loss, accuracy as sums, where the target asks for a sum" in leaves
     assert "one number a layer, coarsely rounded, where the target asks for a sum the other sources" in leaves
+    edit(kit, allowed_rules='["analytic"]')
+    assert "loss" not in parts(kit)["leaves"]
     edit(kit, max_visibility='"cohort"', may_leave="[]")
     page = parts(kit)
     assert "number of steps" not in page["leaves"]

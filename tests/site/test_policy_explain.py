@@ -14,6 +14,7 @@ from securefda.site.policy import (
     WorkLimits,
     default_policy,
     explain,
+    in_brief,
 )
 from securefda.site.policy.schema import MetadataPolicy, ModelPolicy, ReleaseLimits
 
@@ -136,6 +137,23 @@ def test_second_moments_are_said_to_leave_with_what_rows_must_have_where_they_ma
     assert said in unbound
     assert held not in unbound
     assert "another value of a feature" not in unbound
+
+
+def test_no_loss_is_said_to_leave_where_no_rule_trains() -> None:
+    for rules, leaves in ((("analytic",), False), (("analytic", "fedda"), True)):
+        policy = SourcePolicy(allowed_rules=rules)
+        assert ("accuracies" in explain(policy, "lyon", 5).text()) is leaves
+        assert ("accuracy" in in_brief(policy, 5)[0][1]) is leaves
+
+
+def test_no_rule_that_compares_features_is_described_where_training_needs_noise() -> None:
+    """The source refuses their pull, which no noise protects."""
+    rules = ("fedda", "fada", "fada_attention", "f_dann")
+    for required in (False, True):
+        text = explain(SourcePolicy(allowed_rules=rules, dp=DpPolicy(required=required)), "lyon", 5).text()
+        assert ("fada, f_dann, lyon compares features of its rows" in text) is not required
+        assert ("fada, f_dann, every source sees features of some of the target's rows" in text) is not required
+        assert ("With fada_attention, the weight" in text) is required
 
 
 def test_no_norm_cap_is_claimed_for_cohorts() -> None:

@@ -128,7 +128,7 @@ def in_brief(policy: SourcePolicy, sources: int | None = None, target: str = "")
     level, dp, release, rules = policy.visibility, policy.dp, policy.release, policy.allowed_rules
     what = "update or second moments" if Rule.ANALYTIC in rules else "update"
     what = "second moments" if set(rules) == {Rule.ANALYTIC} else what
-    numbers = "row count" if dp.required else "row count, loss, accuracy"
+    numbers = "row count" if dp.required or set(rules) == {Rule.ANALYTIC} else "row count, loss, accuracy"
     most = "" if sources is None or level is Visibility.COHORT else f" of {sources}"
     over = f"of at least {policy.smallest_sum}{most} sources"
     form = {
@@ -266,7 +266,7 @@ def _seen(facts: _Facts) -> tuple[str, ...]:
     lines = []
     # Loss and accuracy are computed from rows without noise, so one source with noise keeps everybody's at home.
     sums = "row counts"
-    if not policy.dp.required:
+    if not policy.dp.required and set(policy.allowed_rules) != {Rule.ANALYTIC}:
         sums += ", of losses and accuracies if no source in the round trains with noise"
     if SELECTION in policy.allowed_rules:
         sums += ", and of estimated errors of the rules"
@@ -366,7 +366,8 @@ def _held_back(facts: _Facts) -> tuple[str, ...]:
 
 
 def _attending(policy: SourcePolicy) -> tuple[str, ...]:
-    return tuple(rule.value for rule in Rule if rule.attends and rule.value in policy.allowed_rules)
+    attending = (rule for rule in Rule if rule.attends and not (policy.dp.required and rule.releases_features))
+    return tuple(rule.value for rule in attending if rule.value in policy.allowed_rules)
 
 
 def _attention(facts: _Facts) -> tuple[str, ...]:

@@ -380,8 +380,11 @@ def rules_that_publish_the_target(policy: SourcePolicy) -> tuple[str, ...]:
 
 
 def rules_that_send_features(policy: SourcePolicy) -> tuple[str, ...]:
-    """Return the allowed rules under which the target sends features to each source."""
-    return tuple(name for name in policy.allowed_rules if name in _RELEASING_RULES)
+    """Return the allowed rules under which the target sends features to each source.
+
+    There are none where training needs noise: the source refuses their pull, ``dp.pull``.
+    """
+    return () if policy.dp.required else tuple(name for name in policy.allowed_rules if name in _RELEASING_RULES)
 
 
 def _refusals_of_visibility(
