@@ -17,7 +17,7 @@ USED = (
     "Of the site's rows their number, their shape and their ledger were used; nothing was trained on them or charged."
 )
 OF_THE_STAND_IN = (
-    "Accuracy is of the stand-in, at its target. What carries over is the shape: how much noise costs, and which "
+    "{} is of the stand-in, at its target. What carries over is the shape: how much noise costs, and which "
     "rounds and batch bear it best. How well a model does on the site's rows, only training on them says."
 )
 
@@ -32,6 +32,7 @@ def advice_json(found: Advice, site: BudgetSite) -> dict[str, Any]:
         "delta": found.plan.delta,
         "accountant": found.plan.accountant,
         "rule": found.rule,
+        "metric": found.metric,
         "noise_at": found.noisy,
         "stand_in": found.stand_in,
         "stand_in_rows": dict(found.counts),
@@ -43,7 +44,7 @@ def advice_json(found: Advice, site: BudgetSite) -> dict[str, Any]:
         | {"epsilon_charged": found.plan.epsilon, "max_grad_norm": _clip(found, site)},
         "best": [_cell_json(cell, found) for cell in found.best.values()],
         "tried": [_cell_json(cell, found) for cell in found.cells],
-        "note": f"{OF_THE_STAND_IN} {USED}",
+        "note": f"{OF_THE_STAND_IN.format(found.metric.capitalize())} {USED}",
         "warnings": list(found.notes),
         "guarantee": GUARANTEE,
         "assumptions": ASSUMPTIONS,
@@ -79,9 +80,9 @@ def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
         ("runs", f"{runs} in {duration(found.seconds)}{left_out}"),
     ]
     if found.alone is not None:
-        heading.append(("target alone", f"accuracy {found.alone:.3f}, without any source"))
+        heading.append(("target alone", f"{found.metric} {found.alone:.3f}, without any source"))
     plain, clip = found.best.get(None), _clip(found, site)
-    table = [("epsilon", "accuracy", "below no noise", "rounds", "batch", "noise multiplier", "clip norm", "runs")]
+    table = [("epsilon", found.metric, "below no noise", "rounds", "batch", "noise multiplier", "clip norm", "runs")]
     for epsilon, cell in found.best.items():
         below = "" if plain is None or epsilon is None else f"{100 * _below(cell, plain):+.1f} points"
         table.append(
@@ -104,7 +105,7 @@ def advice_text(found: Advice, site: BudgetSite, paste: Sequence[str]) -> str:
     )
     lines = [
         said,
-        OF_THE_STAND_IN,
+        OF_THE_STAND_IN.format(found.metric.capitalize()),
         USED,
         f"{TERMS[0].upper()}{TERMS[1:]}.",
         *(f"warning: {one}" for one in found.notes),

@@ -119,6 +119,7 @@ class Advice:
         guess: accuracy of the one label that is most frequent; None where labels are numbers.
         alone: accuracy of the target without any source; None where it was not measured.
         rule: of the strategy.
+        metric: what the accuracies are, for people: of times to an event, the concordance index.
         noisy: sides that trained with noise, for people.
         strategy: keys of the target's strategy that make the advised rounds -> value.
         seconds: that the runs took.
@@ -137,6 +138,7 @@ class Advice:
     guess: float | None
     alone: float | None
     rule: str
+    metric: str
     noisy: str
     strategy: Mapping[str, int]
     seconds: float

@@ -112,7 +112,7 @@ def advise(
         if error is not None:
             raise error
         why = f"{question.time_limit_s:g} s are too few for a run with noise"
-        measured = [f"{_named(cell)}: accuracy {cell.accuracy:.3f}" for cell in best.values()]
+        measured = [f"{_named(cell)}: {bench.metric} {cell.accuracy:.3f}" for cell in best.values()]
         why += f"; so far: {'; '.join(measured)}" if measured else ""
         raise ConfigError("--time-limit", why, hint=_MORE_TIME)
     alone = fmean(best[None].alone) if None in best and best[None].alone else None
@@ -138,6 +138,7 @@ def advise(
         guess=bench.guess,
         alone=alone,
         rule=bench.config.strategy.rule,
+        metric=bench.metric,
         noisy="all sites" if question.everywhere else "the target" if bench.is_target else "the sources",
         strategy=bench.strategy_keys(advised.rounds),
         seconds=clock() - began,
@@ -169,7 +170,7 @@ def _train(
         say(f"{name}: trains")
         try:
             cell.accuracies.append(bench.run(cell, seed))
-            result = f"accuracy {cell.accuracies[-1]:.3f}"
+            result = f"{bench.metric} {cell.accuracies[-1]:.3f}"
         except SecureFdaError as caught:
             error, cell.failed = error or caught, str(caught)
             result = f"ended early: {caught}"
@@ -284,6 +285,7 @@ class _Bench:
             self.counts = {one: len(rows_of(task, one, "train")) for one in sites}
             where = f"in {config.task.data_dir}" if config.task.data_dir else "that come with it"
             self.text = f"the task's own rows {where}, dealt out by another seed"
+        self.metric = "concordance index" if task.metric == "concordance" else "accuracy"
         test = rows_of(task, config.federation.target, "test")
         labels, counts = torch.unique(test.labels, dim=0, return_counts=True)
         self.guess = None if len(labels) > _MOST_LABELS else float(counts.max()) / len(test)

@@ -53,6 +53,8 @@ def drawn_rows(task: Task, shape: Sequence[int], seed: int, best_accuracy: float
     Raises:
         ConfigError: no rows can be drawn for this task.
     """
+    if isinstance(task, Tabular) and task.options.label.event:
+        raise ConfigError("task.options.label", "is a time to an event, and no rows are drawn with one", hint=_PUBLIC)
     if isinstance(task, Tabular) and not task.options.label.classes:
         label = task.options.label
         reach = (label.tolerance or 0) / (label.scale or 1)

@@ -20,6 +20,7 @@ from securefda.settings import Settings, parse_options
 from securefda.tasks.base import Samples, Task, TaskSettings, load_task
 from securefda.tasks.drawn_rows import DrawnDigits, DrawnRows, drawn_rows
 from securefda.tasks.rows import rows_of
+from securefda.tasks.tabular import Tabular
 
 FACTORY = "securefda.tasks.stand_in:StandIn"
 _TEST_SHARE, _FEWEST_TEST_ROWS = 0.2, 20
@@ -110,6 +111,10 @@ class StandIn(Task):
         """Return the task's metrics."""
         return self._task.metrics(outputs, labels)
 
+    def head_targets(self, labels: Tensor, outputs: int) -> Tensor:
+        """Return what a linear head of the task fits."""
+        return self._task.head_targets(labels, outputs)
+
     def guesses(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the task's guesses."""
         return self._task.guesses(outputs)
@@ -147,9 +152,9 @@ class StandIn(Task):
         needed = held_out + asked.get(first, 0) + others
         if len(features) < needed:
             why = f"has {len(features)} rows, and a test, {first} and {others} other sites need {needed}"
-            raise DataError(
-                self.options.file, why, hint="name more public rows, or leave --stand-in out: rows are drawn"
-            )
+            are_times = isinstance(self._task, Tabular) and self._task.options.label.event
+            instead = "" if are_times else ", or leave --stand-in out: rows are drawn"
+            raise DataError(self.options.file, why, hint=f"name more public rows{instead}")
         share = (len(features) - held_out - asked.get(first, 0)) // max(1, others)
         counts = {"": held_out} | {site: rows if site == first else min(rows, share) for site, rows in asked.items()}
         order = torch.randperm(len(features), generator=torch.Generator().manual_seed(self.settings.seed))

@@ -28,6 +28,7 @@ COLUMNS: dict[str, Any] = {
 }
 CLASSES = {"label": {"column": "ill", "classes": ["no", "yes"]}, "columns": COLUMNS}
 NUMBER = {"label": {"column": "days", "center": 5, "scale": 4, "tolerance": 2}, "columns": COLUMNS}
+TIME = {"label": {"column": "days", "event": "died", "horizon": 10, "survival": 0.8}, "columns": COLUMNS}
 WIDE = {
     "label": {"column": "ill", "classes": ["no", "yes", "both"]},
     "columns": {f"x{number}": {"type": "number", "center": 0, "scale": 1} for number in range(6)},
@@ -171,6 +172,24 @@ def csv_of(path: Path, rows: int) -> str:
 
 def ages(*parts: Samples) -> list[float]:
     return sorted(round(float(age), 3) for part in parts for age in part.features[:, 0])
+
+
+def test_times_to_an_event_come_from_a_file_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a time to an event") as refused:
+        stand_in(own=TIME, shape=[6]).train_data("clinic")
+    assert "--stand-in" in refused.value.hint
+
+    file = tmp_path / "public.csv"
+    lines = [f"{40 + number},{'abc'[number % 3]},,{1 + number % 20},{number % 2}" for number in range(100)]
+    file.write_text("\n".join(["age,kind,lab,days,died", *lines, ""]))
+    task = stand_in(own=TIME, file=str(file), first="north")
+    rows = task.train_data("north")
+    assert (rows.labels.shape, task.metric) == ((30, 2), "concordance")
+    assert task.head_targets(rows.labels, 1).shape == (30, 1)
+    few = {"clinic": 40, "north": 90}
+    with pytest.raises(DataError, match="other sites need") as refused_file:
+        stand_in(own=TIME, file=str(file), first="north", rows=few).train_data("north")
+    assert refused_file.value.hint == "name more public rows"
 
 
 def test_rows_of_a_file_are_dealt_out_once_each_and_the_first_site_has_all_of_its_own(tmp_path: Path) -> None:
