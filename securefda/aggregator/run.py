@@ -399,13 +399,14 @@ class AggregatorRun:
 
     def _has_stopped_improving(self) -> bool:
         """Whether the last ``patience`` rounds after warm-up brought no better model; if so, the operator reads it."""
-        patience, warm_up = self._settings.patience, self._settings.strategy.warm_up_rounds
+        patience, warm_up = self._settings.patience, self._settings.strategy.warm_up
         records = cast(list[RoundLine], self._store.records())
         finished = [line for line in records if line["round"] > warm_up and line.get("status") == "finished"]
         best = best_round(finished)
         if not patience or best is None or sum(line["round"] > best["round"] for line in finished) < patience:
             return False
-        which = f"the best model is of round {best['round']}, and none of the {patience} after it was better"
+        since = "since warm-up " if warm_up else ""
+        which = f"{since}the best model is of round {best['round']}, and none of the {patience} after it was better"
         self._reporter.note(f"the run ends early: {which}")
         return True
 

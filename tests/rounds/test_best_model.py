@@ -56,6 +56,13 @@ def test_a_run_ends_early_and_whole_when_no_model_is_better(tmp_path: Path) -> N
     assert summary.best is not None
 
 
+def test_under_a_rule_without_warm_up_the_first_model_can_be_the_best(tmp_path: Path) -> None:
+    summary = play(tmp_path, SHARE, "strategy.patience=2", *STANDS_STILL, "strategy.rule=target_only")
+    assert (summary.rounds, summary.rounds_planned) == (3, 6)  # warm-up-rounds is 1, and says nothing here
+    assert summary.best is not None
+    assert summary.best["round"] == 1
+
+
 @pytest.mark.parametrize(
     ("settings", "key"),
     [

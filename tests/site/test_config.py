@@ -308,6 +308,17 @@ def test_the_target_knows_the_noise_of_second_moments(
     assert ("source-noise" in kit_settings_toml(config, config.federation.target, "localhost:1")) == (known > 0)
 
 
+@pytest.mark.parametrize(
+    ("rule", "rounds", "warms_up"), [("analytic", 1, False), ("ditto", 20, False), ("fedda_auto", 20, True)]
+)
+def test_a_kit_holds_rounds_of_warm_up_only_under_a_rule_that_has_them(
+    file: Path, rule: str, rounds: int, warms_up: bool
+) -> None:
+    file.write_text(f'{MINIMAL}[strategy]\nrule = "{rule}"\nrounds = {rounds}\n')
+    text = kit_settings_toml(load_federation(file), "target", "localhost:1")
+    assert ("\nwarm-up-rounds = 2\n" in text) is warms_up
+
+
 def test_each_sites_policy_permits_what_the_file_says_of_it(file: Path) -> None:
     overrides = [
         'federation.sources=["a", "b", "c", "d"]',

@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from securefda.rules.strategy import RoundPlan, Rule, possible_plans
+from securefda.rules.strategy import WARMS_UP, RoundPlan, Rule, possible_plans
 from securefda.settings import Settings, kebab_case
 from securefda.site.config.key_help import keys_of, toml, toml_key
 from securefda.site.config.load import AggregatorConfig, FederationConfig, SourceConfig
@@ -144,6 +144,8 @@ def kit_settings_toml(config: FederationConfig, site: str, listen: str, reach: s
         "# securefda config explain KEY says more of one.\n"
     )
     essential = _ESSENTIAL[role]
+    if Rule(config.strategy.rule) not in WARMS_UP:  # the key would say that the run has rounds of warm-up
+        essential -= {"strategy.warm-up-rounds"}
     if is_target and settings.training.with_noise:
         essential |= {"privacy.budget.target-epsilon", "privacy.budget.target-delta"}
     return heading + "".join(_commented(settings, essential, ""))
