@@ -479,7 +479,7 @@ class AggregatorRun:
         attendance, candidates = self._attendance, self._candidates
         if (out := attendance.why_out()) is not None and not candidates.enough_left(current):
             return self._failed(out)
-        if ready == self._site.sources:
+        if ready == {index for index in self._site.sources if self._site.admits(index)}:  # there is nobody to start
             return self._failed(error, of_policies=True)
         for index in attendance.present - self._cosigners.cosigned:
             attendance.note_trouble(index, "has not cosigned the aggregator's log")

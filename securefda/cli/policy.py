@@ -136,7 +136,8 @@ def explain(
         loaded = load_policy(file.path)
     if sources and name in sources:
         require_satisfiable(loaded, name, sources)
-    words = in_words(loaded, name, len(sources) or None)
+    count = len(sources) or None if federation is not None or file.kit is None else _still_there(file.kit)
+    words = in_words(loaded, name, count)
     signature = "not checked; name the kit for that"
     if file.kit is not None:
         try:
@@ -146,15 +147,20 @@ def explain(
                 signature += f" and {counted(len(people), 'person', 'people')}"
         except SecureFdaError as error:
             signature = str(error)
-    data = {"policy": str(file.path), "site": name, "sources": len(sources) or None, "signature": signature}
+    data = {"policy": str(file.path), "site": name, "sources": count, "signature": signature}
     if full:
         text = f"{words.text()}\n\nSignature: {signature}"
     else:
-        brief = in_brief(loaded, len(sources) or None, file.kit.roster.target.site_id if file.kit else "")
+        brief = in_brief(loaded, count, file.kit.roster.target.site_id if file.kit else "")
         last = loaded.agreement.expires
         until = "" if not last else f"; until {last}" if now().date().isoformat() <= last else f"; ended on {last}"
         text = aligned([*brief, ("signed", f"{signature}{until}"), ("more", _full_command(policy, federation, site))])
     print_result(output, data | asdict(words), text)
+
+
+def _still_there(kit: StartupKit) -> int:
+    """Count the sources of a source's roster, itself among them, without those that have left."""
+    return sum(not entry.has_left or entry.site_id == kit.site_id for entry in kit.roster.sources)
 
 
 def _full_command(policy: Path, federation: Path | None, site: str) -> str:
@@ -272,16 +278,16 @@ def sign(
         people = with_person(people, name, role, now().date().isoformat())
     before, compared = _signed_before(own, file)
     differs = None if before is None else changes(before, policy)
-    gone = own.roster.left(range(len(own.roster.entries)))
+    gone = own.roster.gone
     shown = [f"{names(gone)} left {own.federation_id}"] if gone else []
     shown.append(compared if differs is None else _changes_text(differs, own.site_id))
-    shown += ["", aligned(in_brief(policy, len(sources), own.roster.target.site_id)), ""]
+    shown += ["", aligned(in_brief(policy, _still_there(own), own.roster.target.site_id)), ""]
     signed = not sys.stdin.isatty() or yes
     if not signed:
         print_text("\n".join(shown), sys.stderr)
         who = f"{people[-1].name}, for {own.site_id}" if name else own.site_id
         signed, shown = typer.confirm(f"sign it as {who}?", err=True), []
-    words, digest = in_words(policy, own.site_id, len(sources)), sha256(contents).hexdigest()
+    words, digest = in_words(policy, own.site_id, _still_there(own)), sha256(contents).hexdigest()
     changed = None if differs is None else [asdict(change) for change in differs]
     data = {"site": own.site_id, "federation": own.federation_id, "policy": str(file), "sha256": digest}
     found: dict[str, Any] = data | asdict(words) | {"signed": signed, "changes": changed, "required": needed}

@@ -238,6 +238,11 @@ class Roster:
         """All sources, in index order."""
         return tuple(entry for entry in self.entries if entry.role == "source")
 
+    @property
+    def gone(self) -> tuple[str, ...]:
+        """Ids of the sites that have revoked their keys, in index order."""
+        return self.left(range(len(self.entries)))
+
     def by_id(self, site_id: str) -> RosterEntry:
         """The entry of a site. Raises KeyError for a site that is not in the roster."""
         for entry in self.entries:

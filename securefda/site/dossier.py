@@ -22,6 +22,7 @@ from securefda.privacy.ledger_storage import charged, ledgers_of
 from securefda.privacy.planning import Schedule, rounds_within
 from securefda.protocol.build import Build
 from securefda.protocol.messages import Visibility
+from securefda.protocol.roster import RosterEntry
 from securefda.rules.strategy import Rule
 from securefda.site.budget import MOST_ROUNDS
 from securefda.site.config import SourceConfig
@@ -226,7 +227,7 @@ def _state(dossier: Dossier) -> State:
 
 def _parties(dossier: Dossier) -> Table:
     kit, policy = dossier.kit, dossier.policy
-    others = [entry.legal_entity for entry in kit.roster.sources if entry.site_id != dossier.site]
+    others = [entry.legal_entity for entry in _others(kit)]
     if dossier.in_clear:
         helped = "nothing helps: this policy lets the target see single updates"
     elif policy.max_colluders:
@@ -252,6 +253,11 @@ def _parties(dossier: Dossier) -> Table:
         ],
     ]
     return Table(("organisation", "part", "what it is trusted for"), rows, broad=(2,))
+
+
+def _others(kit: Kit) -> list[RosterEntry]:
+    """Return the other sources that have not left."""
+    return [entry for entry in kit.roster.sources if entry.site_id != kit.site_id and not entry.has_left]
 
 
 def _made_its_own_keys(kit: Kit) -> bool:
@@ -532,7 +538,7 @@ def _time(dossier: Dossier) -> Iterator[tuple[str, str]]:
     }[policy.model.keep]
     kept = f"final model: by {final}; logs: {logs}; models: {models} (a statement: people delete, no process does)"
     yield "kept after a run", kept
-    others = len(dossier.kit.roster.sources) - 1
+    others = len(_others(dossier.kit))
     goes_on = "goes on if enough others are left" if others >= policy.smallest_sum else "ends: too few are left"
     yield (
         "can we stop",

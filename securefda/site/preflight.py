@@ -318,7 +318,7 @@ def preflight(
             run("settings", probes.settings)
     else:
         roster = kit.roster
-        gone = roster.left(range(len(roster.entries)))
+        gone = roster.gone
         line = f"{kit.role} {kit.site_id} of {roster.federation_id}, epoch {roster.epoch}, {len(roster.entries)} sites"
         line += f", of which {names(gone)} left" if gone else ""
         findings += [Finding("kit", Level.OK, f"{line}; signatures, keys and file modes are right")]
@@ -487,7 +487,8 @@ def probes_of(
         with naming(kit.site_id):
             policy = load_signed_policy(kit)
             policy.session_limits(kit.roster)
-            require_satisfiable(policy, kit.site_id, tuple(entry.site_id for entry in kit.roster.sources))
+            sources = tuple(entry.site_id for entry in kit.roster.sources)
+            require_satisfiable(policy, kit.site_id, sources, kit.roster.gone)
         _, config = load()
         if config is not None:
             check_day(policy, now.timestamp(), with_noise=config.training.with_noise)
@@ -548,7 +549,7 @@ def check_levels(paths: Sequence[Path], now: datetime, env: Mapping[str, str]) -
                 why = f"has another roster than {paths[0]}"
                 raise ConfigError(str(path), why, hint="name kits of one federation, all with its newest roster")
         policies = {kit.site_id: file.load() for file, kit in zip(files, kits, strict=True) if kit.role == "source"}
-        sources = [entry.site_id for entry in kits[0].roster.sources]
+        sources = [entry.site_id for entry in kits[0].roster.sources if not entry.has_left]
         absent = [site for site in sources if site not in policies]
         if absent:
             line = f"not checked: the policies of {', '.join(absent)} are not here"

@@ -160,7 +160,8 @@ def source_site(
             "source.kit", f"{site_id} is the target of this federation", hint="use `securefda aggregator start`"
         )
     require_available(policy.key_agreements)
-    require_satisfiable(policy, site_id, [entry.site_id for entry in member.roster.sources])
+    in_roster = [entry.site_id for entry in member.roster.sources]
+    require_satisfiable(policy, site_id, in_roster, member.roster.gone)
     check_day(policy, time.time(), with_noise=config.training.with_noise)
     check_task(policy, config.task.factory, config.task.options)
     check_training(policy, config.training.dp.noise_multiplier, config.training.dp.max_grad_norm)

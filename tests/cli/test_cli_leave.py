@@ -150,6 +150,15 @@ def test_a_site_revokes_its_keys_and_another_takes_the_certificate(
     for site in (kit.root, other):
         assert " left hospital-a " in printed(capsys, "kit", "inspect", str(site))[1]
         assert "hospital-a left three-hospitals" in printed(capsys, "policy", "sign", str(site))[1]
+    assert "N = 2: none opens" in printed(capsys, "policy", "explain", str(other), "--full")[1]
+    assert "of at least 3 (there are 2) sources" in printed(capsys, "policy", "explain", str(other))[1]
+    code, out, _ = printed(capsys, "preflight", str(other), "--offline")
+    assert code == ExitCode.CONFIG
+    assert "min-others: hospital-b asks for min-others = 2, so for 3 sources in every sum" in out
+    assert "and the federation has 2, since hospital-a left" in out
+    code, _, err = printed(capsys, "source", "start", "--config", str(other / "local" / "settings.toml"))
+    assert code == ExitCode.CONFIG
+    assert "since hospital-a left" in err
     settings = kit.local / "settings.toml"
     code, _, err = printed(capsys, "source", "start", "--config", str(settings))
     assert code == ExitCode.CERTIFICATE

@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds_federation import TARGET, UNIX_S, Federation, is_header, roster_of, signer, site_id, until
 
+from securefda.errors import ConfigError
 from securefda.protocol.messages import Abort, Header, KeyList, Parcel, Refusal, Signer, Survivors
 from securefda.protocol.roster import Roster
 from securefda.source.source_run import SourceRun
@@ -147,10 +148,10 @@ def test_an_aggregator_that_asks_one_out_of_date_all_the_same_is_refused_by_the_
     assert site_id(OTHER) in str(federation.watch.alarms[ME][0])
 
 
-def left(index: int, unix_s: int = UNIX_S) -> Roster:
+def left(index: int, unix_s: int = UNIX_S, n: int = N) -> Roster:
     """The usual roster at a site that holds a certificate of leaving: its bytes are the same."""
-    entries = (replace(e, left_at=unix_s) if e.index == index else e for e in roster_of(N).entries)
-    return replace(roster_of(N), entries=tuple(entries))
+    entries = (replace(e, left_at=unix_s) if e.index == index else e for e in roster_of(n).entries)
+    return replace(roster_of(n), entries=tuple(entries))
 
 
 def test_a_target_that_holds_the_certificate_of_a_source_goes_on_without_it_and_names_it(tmp_path: Path) -> None:
@@ -159,6 +160,14 @@ def test_a_target_that_holds_the_certificate_of_a_source_goes_on_without_it_and_
     assert participants(federation) == [(1, 2, 4)]
     line = f"{site_id(OTHER)}: join refused (it has left the federation and revoked its keys)"
     assert line in federation.watch.text
+
+
+def test_where_too_few_are_left_a_target_ends_and_asks_nobody_to_start_what_left(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, 3, rounds=1, roster=left(3, n=3)).open().go()
+    error = federation.run.error
+    assert isinstance(error, ConfigError)
+    assert "a sum needs 3 sources" in str(error)
+    assert error.hint == "more sources have to take part, or a site's owner permits more"
 
 
 def test_a_source_that_holds_it_refuses_each_header_that_names_the_other_and_accuses_nobody(tmp_path: Path) -> None:

@@ -49,6 +49,17 @@ def test_min_others_and_max_colluders_others_must_be_trusted(trusted: tuple[str,
     assert caught.value.key == "trusted-peers"
 
 
+def test_a_site_that_has_left_counts_for_no_sum_and_may_still_be_named() -> None:
+    policy = SourcePolicy(min_others=2, trusted_peers=("alpha", "gamma", "delta"))
+    require_satisfiable(policy, "beta", SITES, ("delta",))
+    of_two = policy.model_copy(update={"trusted_peers": ("alpha", "gamma")})
+    with pytest.raises(ConfigError, match=r"beta trusts 1 others.*, since gamma left"):
+        require_satisfiable(of_two, "beta", SITES, ("gamma",))
+    with pytest.raises(ConfigError, match="the federation has 2, since gamma, delta left") as caught:
+        require_satisfiable(policy, "beta", SITES, SITES[2:])
+    assert caught.value.key == "min-others"
+
+
 def test_trust_in_a_stranger_is_refused() -> None:
     with pytest.raises(ConfigError, match="mallory is no source") as caught:
         require_satisfiable(SourcePolicy(trusted_peers=("alpha", "gamma", "mallory")), "beta", SITES)

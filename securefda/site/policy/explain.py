@@ -130,6 +130,8 @@ def in_brief(policy: SourcePolicy, sources: int | None = None, target: str = "")
     what = "second moments" if set(rules) == {Rule.ANALYTIC} else what
     numbers = "row count" if dp.required or set(rules) == {Rule.ANALYTIC} else "row count, loss, accuracy"
     most = "" if sources is None or level is Visibility.COHORT else f" of {sources}"
+    if sources is not None and sources < policy.smallest_sum:
+        most = f" (there are {sources})"
     over = f"of at least {policy.smallest_sum}{most} sources"
     form = {
         Visibility.SUM: f"masked: the target opens one sum a round {over}",
@@ -208,9 +210,9 @@ def explain(policy: SourcePolicy, site: str, sources: int | None = None) -> Expl
     """Explain what ``policy`` lets the aggregator learn of ``site``.
 
     Args:
-        policy: of the site, accepted by :func:`securefda.site.policy.require_satisfiable` if ``sources`` are known.
+        policy: of the site.
         site: the site's id.
-        sources: number of sources of the federation, N; None where it is not known.
+        sources: number of sources of the federation that have not left it, N; None where it is not known.
     """
     facts = _Facts(policy, site, "the federation's" if sources is None else f"the federation's N = {sources}")
     return Explanation(
@@ -256,6 +258,8 @@ def _summary(facts: _Facts, sources: int | None) -> str:
     if sources is None or policy.visibility is Visibility.INDIVIDUAL:
         return f"{line}."
     spare = sources - policy.smallest_sum
+    if spare < 0:  # after sites have left
+        return f"{line}. A sum opens over at least {policy.smallest_sum} sources, and N = {sources}: none opens."
     lost = f"up to {spare} of them may be lost in a round" if spare else "all of them must answer in every round"
     return f"{line}. A sum opens over at least {policy.smallest_sum} of N = {sources} sources: {lost}."
 

@@ -8,7 +8,7 @@ any round whether a policy can be met at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import ParamSpec
 
@@ -21,7 +21,7 @@ from securefda.rules.analytic import Floats, rare_values
 from securefda.rules.strategy import Rule
 from securefda.site.policy.schema import SELECTION, SourcePolicy, hints_of_keys, require_known_peers
 from securefda.task_digest import columns_read, task_digest
-from securefda.text import counted
+from securefda.text import counted, names
 
 Checked = ParamSpec("Checked")
 Refusals = Iterator[PolicyRefusal]
@@ -78,7 +78,7 @@ def _move(levels: dict[str, Visibility], seen: Visibility, hidden: Visibility) -
             levels[site] = hidden
 
 
-def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str]) -> None:
+def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str], left: Collection[str] = ()) -> None:
     """Refuse a policy that no header over these sources could satisfy.
 
     A site that lets its update leave in clear has no sum to be hidden in, and asks nothing of the others.
@@ -87,6 +87,7 @@ def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str])
         policy: of ``site``.
         site: id of the source whose policy it is.
         sources: ids of all sources of the federation, ``site`` among them.
+        left: ids of those that have revoked their keys: no sum holds them, and a policy may still name them.
 
     Raises:
         ConfigError: names the key, the site and the number of sources: ``trusted-peers`` (an unknown site, or too few),
@@ -99,17 +100,21 @@ def require_satisfiable(policy: SourcePolicy, site: str, sources: Sequence[str])
         raise ConfigError("quantisation.n-max", why, hint=f"raise it to {2 * n}, with which a sum of noise shows")
     if policy.visibility is Visibility.INDIVIDUAL:
         return
+    gone = [one for one in sources if one in left and one != site]
+    n -= len(gone)
+    since = f", since {names(gone)} left" if gone else ""
     if policy.smallest_sum > n:
         beside = f" beside max-colluders = {policy.max_colluders}" if policy.max_colluders else ""
         why = (
             f"{site} asks for min-others = {policy.min_others}{beside}, so for {policy.smallest_sum} sources in every "
-            f"sum, itself among them, and the federation has {n}"
+            f"sum, itself among them, and the federation has {n}{since}"
         )
         raise ConfigError("min-others", why, hint="lower min-others or max-colluders, or enrol more sources")
-    trusted = set(policy.trusted_peers or sources) - {site}
+    trusted = set(policy.trusted_peers or sources) - {site, *gone}
     needed = policy.min_others + policy.max_colluders
     if len(trusted) < needed:
         why = f"{site} trusts {len(trusted)} others, and min-others + max-colluders = {needed} must be in every sum"
+        why += since
         raise ConfigError("trusted-peers", why, hint="list more sites, or none for the whole roster")
 
 
