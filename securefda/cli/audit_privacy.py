@@ -100,7 +100,7 @@ def _json(audited: Audited) -> dict[str, Any]:
         "samples": len(audited.site.rows),
         "rows": audited.rows,
         "noise_multiplier": event.noise_multiplier,
-        "max_grad_norm": event.max_grad_norm,
+        "max_grad_norm": event.max_grad_norm if audited.release == "training" else None,
         "sampling_rate": event.sampling_rate,
         "steps": event.steps,
         "rounds": question.rounds,
@@ -123,14 +123,16 @@ def _json(audited: Audited) -> dict[str, Any]:
 
 def _text(audited: Audited) -> str:
     question, event, budget = audited.question, audited.event, audited.site.budget
-    of_what = "sums of gradients" if audited.release == "training" else "sums of second moments"
+    trains = audited.release == "training"
+    of_what = "sums of gradients" if trains else "sums of second moments"
+    clip = f", clip norm {event.max_grad_norm:g}" if trains else ""  # that of moments the target sets
     steps = f"{counted(question.rounds, 'round')} of {counted(event.steps, 'step')}"
     of_its = f" of its {len(audited.site.rows):,}" if audited.rows < len(audited.site.rows) else ""
     each = -(-question.canaries // audited.trainings)
     rows = [
         ("site", f"{audited.site.site}, {counted(audited.rows, 'row')}{of_its}"),
         ("budget", f"epsilon {budget.epsilon:g} at delta {budget.delta:g} by {budget.accountant}"),
-        ("noise", f"on {of_what}: noise multiplier {event.noise_multiplier:g}, clip norm {event.max_grad_norm:g}"),
+        ("noise", f"on {of_what}: noise multiplier {event.noise_multiplier:g}{clip}"),
         ("training", f"{steps}, sampling rate {event.sampling_rate:.4g}"),
         ("canaries", f"{question.canaries:,} in {counted(audited.trainings, 'training')}, up to {each} in each"),
         ("their length", f"{100 * audited.strength:.0f} % of the most that a row can add"),

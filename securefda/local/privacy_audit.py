@@ -44,8 +44,16 @@ from securefda.privacy.ledger import Ledger, Reservation
 from securefda.privacy.ledger_storage import Head
 from securefda.protocol.encoding import Vector
 from securefda.protocol.secret import RandomBytes
-from securefda.rules import Moments, Rule, TargetLabels
-from securefda.site.config import AggregatorConfig, FederationConfig, SourceConfig, budget_of, training_settings
+from securefda.rules import Moments, Rule, TargetLabels, round_plan
+from securefda.site.config import (
+    AggregatorConfig,
+    FederationConfig,
+    SourceConfig,
+    StrategySection,
+    budget_of,
+    strategy_of,
+    training_settings,
+)
 from securefda.site.kit import Kit
 from securefda.site.policy import load_signed_policy
 from securefda.site.privacy_account import PrivacyAccount, data_set_of
@@ -237,8 +245,16 @@ def site_of_kit(kit: Kit, config: AggregatorConfig | SourceConfig) -> AuditedSit
     task, training = task_at(config, kit.roster), training_settings(config.training)
     if isinstance(config, AggregatorConfig):
         rows, _, _ = target_rows(task, Rule(config.strategy.rule), TargetLabels(config.training.labels))
-        budget = budget_of(config.privacy.budget)
-        return AuditedSite(task, kit.site_id, rows, training, config.aggregator.seed, budget, (Release.TRAINING,))
+        return AuditedSite(
+            task,
+            kit.site_id,
+            rows,
+            training,
+            config.aggregator.seed,
+            budget_of(config.privacy.budget),
+            _releases_of_target(config.strategy),
+            asked_by=f"strategy.rule = {config.strategy.rule}",
+        )
     policy = load_signed_policy(kit)
     rules = set(policy.allowed_rules)
     permitted = {Release.TRAINING: rules != {Rule.ANALYTIC}, Release.MOMENTS: Rule.ANALYTIC in rules}
@@ -267,8 +283,11 @@ def site_of_federation(config: FederationConfig, site: str, seed: int) -> Audite
     if site not in known:
         raise ConfigError(f"--site {site}", "is no site of this federation", hint=f"sites: {', '.join(known)}")
     task = task_among(config.task, federation.target, federation.sources, seed, labels)
-    release = Release.MOMENTS if rule.adds_moments else Release.TRAINING
-    takes_part = is_target or rule not in (Rule.TARGET_ONLY, Rule.ORACLE)
+    releases: tuple[Release, ...] = (Release.MOMENTS if rule.adds_moments else Release.TRAINING,)
+    if rule in (Rule.TARGET_ONLY, Rule.ORACLE):
+        releases = ()
+    if is_target:
+        releases = _releases_of_target(config.strategy)
     return AuditedSite(
         task,
         site,
@@ -276,10 +295,17 @@ def site_of_federation(config: FederationConfig, site: str, seed: int) -> Audite
         training_settings(sides.target if is_target else sides.source),
         seed,
         budget_of(config.privacy.budget),
-        (release,) if takes_part else (),
+        releases,
         noise_key=f"training.{'target' if is_target else 'source'}.dp.noise-multiplier",
         asked_by=f"strategy.rule = {rule}",
     )
+
+
+def _releases_of_target(section: StrategySection) -> tuple[Release, ...]:
+    """Return the target's update where it trains in some round; its own second moments do not leave it."""
+    strategy = strategy_of(section)
+    plans = (round_plan(strategy, number) for number in range(1, strategy.rounds + 1))
+    return (Release.TRAINING,) if any(plan.trains_target for plan in plans) else ()
 
 
 def audit_privacy(
@@ -305,13 +331,13 @@ def audit_privacy(
         TrainingError, DataError: as of :class:`PrivateTrainer`.
     """
     began = time.monotonic()
-    if site.settings.dp is None:
-        hint = f"audit a noise that you have in mind: --set {site.noise_key}=2"
-        raise ConfigError(site.noise_key, f"is 0 at {site.site}: no epsilon is claimed, so none is audited", hint=hint)
     release = question.release or next(iter(site.releases), Release.TRAINING)
     if release not in site.releases:
         what = "second moments" if release is Release.MOMENTS else "updates"
         raise ConfigError(site.asked_by, f"no {what} are asked of {site.site}: there is nothing to audit", hint=_OTHER)
+    if site.settings.dp is None:
+        hint = f"audit a noise that you have in mind: --set {site.noise_key}=2"
+        raise ConfigError(site.noise_key, f"is 0 at {site.site}: no epsilon is claimed, so none is audited", hint=hint)
     if isinstance(site.rows, Unlabelled):
         raise DataError(
             f"{site.site}, train", "training with noise needs labels", hint="audit a site whose rows have any"

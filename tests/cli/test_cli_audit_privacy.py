@@ -145,6 +145,7 @@ def test_a_policy_of_the_analytic_rule_is_audited_by_its_moments(
         assert audit(*place, *few) == 0
         data = found(capsys)["data"]
         assert (data["site"], data["release"], data["steps"], data["sampling_rate"]) == ("va", "moments", 1, 1.0)
+        assert data["max_grad_norm"] is None  # the target sets it
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,18 @@ def test_a_source_that_a_rule_asks_for_nothing_is_not_audited(capsys: pytest.Cap
     noise = "training.source.dp.noise-multiplier=2"
     assert audit("digits", "--set", noise, "--set", "strategy.rule=target_only") == 4
     assert capsys.readouterr().err.startswith("error: strategy.rule = target_only: no updates are asked of source-1")
+
+
+@pytest.mark.parametrize(
+    "settings", [("strategy.rule=source_only", "training.target.dp.noise-multiplier=2"), ("strategy.rule=analytic",)]
+)
+def test_a_target_that_trains_in_no_round_is_not_audited(
+    settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [part for setting in (*settings, "strategy.rounds=1") for part in ("--set", setting)]
+    assert audit("digits", "--site", "target", *given) == 4
+    rule = settings[0].partition("=")[2]
+    assert capsys.readouterr().err.startswith(f"error: strategy.rule = {rule}: no updates are asked of target")
 
 
 def test_a_kit_of_another_site_or_without_a_permitted_release_is_refused(owner: Owner) -> None:
