@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from securefda.errors import ProtocolError
 from securefda.protocol import messages as m
 from securefda.protocol.build import MAX_CAPABILITIES, Build
+from securefda.protocol.envelope import expect
 from securefda.protocol.messages import Body, Envelope, Signed
 from securefda.protocol.roster import MAX_SITES
 from securefda.v1 import messages_pb2 as pb
@@ -160,9 +161,9 @@ def _parsed(message_type: type[MessageT], data: bytes) -> MessageT:
     _size_without_unknown_fields(proto)
     again = proto.SerializeToString(deterministic=True)
     # A repeated singular field, both members of a oneof, a padded varint or an explicit zero would all be longer.
-    _require(len(again) == len(data), f"{name} is longer than it needs to be")
+    expect(len(again) == len(data), f"{name} is longer than it needs to be")
     # Another order of the fields, a bool of 2 or the cut-off bits of a number would not.
-    _require(again == data, f"{name} is not in its canonical form")
+    expect(again == data, f"{name} is not in its canonical form")
     return proto
 
 
@@ -170,34 +171,29 @@ def _size_without_unknown_fields(proto: Message) -> int:
     # Not by looking at each: a peer can make millions, and every one that Python sees costs a hundred bytes.
     size = proto.ByteSize()
     proto.DiscardUnknownFields()
-    _require(proto.ByteSize() == size, f"{type(proto).__name__} holds an unknown field")
+    expect(proto.ByteSize() == size, f"{type(proto).__name__} holds an unknown field")
     return size
 
 
 def _signed(proto: pb.SignedMessage, only: type | None = None) -> Signed[Body]:
     """Parse the signed bytes and keep them verbatim; the body must be of type ``only``, if one is named."""
-    _require(len(proto.signature) == m.SIGNATURE_BYTES, f"signature must be {m.SIGNATURE_BYTES} bytes")
+    expect(len(proto.signature) == m.SIGNATURE_BYTES, f"signature must be {m.SIGNATURE_BYTES} bytes")
     return Signed(_envelope(proto.signed_bytes, only), proto.signed_bytes, proto.signature)
 
 
 def _envelope(data: bytes, only: type | None = None) -> Envelope[Body]:
     """Parse a serialised envelope; its body must be of type ``only``, if one is named."""
     # Before it is parsed: objects take many times the bytes that they are made of (T28).
-    _require(len(data) <= MAX_ENVELOPE_BYTES, f"Envelope has {len(data)} bytes, at most {MAX_ENVELOPE_BYTES} are read")
+    expect(len(data) <= MAX_ENVELOPE_BYTES, f"Envelope has {len(data)} bytes, at most {MAX_ENVELOPE_BYTES} are read")
     proto = _parsed(pb.Envelope, data)
-    _require(proto.suite == m.SUITE, f"suite {proto.suite} is not known here")
+    expect(proto.suite == m.SUITE, f"suite {proto.suite} is not known here")
     field = str(proto.WhichOneof("body") or "")
-    _require(field != "", "Envelope has no body")
-    _require(only is None or BODY_FIELDS[only] == field, f"only {getattr(only, '__name__', '')} may be listed here")
+    expect(field != "", "Envelope has no body")
+    expect(only is None or BODY_FIELDS[only] == field, f"only {getattr(only, '__name__', '')} may be listed here")
     body = _BODIES[field].decode(getattr(proto, field))
     return Envelope(
         session_id=proto.session_id, sender=proto.sender, context=proto.context, body=body, suite=proto.suite
     )
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(what)
 
 
 # --- kinds of fields --------------------------------------------------------------------------------------------------
@@ -239,7 +235,7 @@ class _Form:
         values = {name: getattr(proto, name) for name in self._names}
         for name, field in self._read:
             if field.presence and not proto.HasField(name):
-                _require(field.presence == "optional", f"{self.body.__name__} has no {name}")
+                expect(field.presence == "optional", f"{self.body.__name__} has no {name}")
                 values[name] = None
             else:
                 values[name] = field.read(values[name], name)
@@ -247,17 +243,17 @@ class _Form:
 
 
 def _index(value: int, name: str) -> int:
-    _require(value < MAX_INDEX, f"{name} is no roster index")
+    expect(value < MAX_INDEX, f"{name} is no roster index")
     return value
 
 
 def _name(value: str, name: str) -> str:
-    _require(0 < len(value) <= MAX_NAME_BYTES, f"{name} must have 1 to {MAX_NAME_BYTES} characters")
+    expect(0 < len(value) <= MAX_NAME_BYTES, f"{name} must have 1 to {MAX_NAME_BYTES} characters")
     return value
 
 
 def _checkpoint(value: bytes, _name: str) -> bytes:
-    _require(len(value) <= m.MAX_NOTE_BYTES, f"a checkpoint has at most {m.MAX_NOTE_BYTES} bytes")
+    expect(len(value) <= m.MAX_NOTE_BYTES, f"a checkpoint has at most {m.MAX_NOTE_BYTES} bytes")
     return value
 
 
@@ -289,7 +285,7 @@ def _list(element: _Field, most: int | None = None) -> _Field:
 
     def read(values: Sequence[Any], name: str) -> tuple[Any, ...]:
         limit = MAX_SITES if most is None else most
-        _require(len(values) <= limit, f"{name} has {len(values)} elements, at most {limit} are allowed")
+        expect(len(values) <= limit, f"{name} has {len(values)} elements, at most {limit} are allowed")
         return tuple([element.read(value, name) for value in values])  # exact in size, where a generator is a guess
 
     return _Field(lambda values: [element.write(value) for value in values], read)
@@ -303,7 +299,7 @@ def _write_share(share: m.SelfMaskShare | m.MasterShare) -> pb.UnmaskShare:
 
 def _read_share(proto: pb.UnmaskShare, _name: str) -> m.SelfMaskShare | m.MasterShare:
     owner, kind = _index(proto.owner, "owner"), proto.WhichOneof("share")
-    _require(kind is not None, "UnmaskShare holds no share")
+    expect(kind is not None, "UnmaskShare holds no share")
     if kind == "self_mask":
         return m.SelfMaskShare(owner=owner, share=proto.self_mask)
     return m.MasterShare(owner=owner, share=proto.master)
