@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -29,7 +29,7 @@ from securefda.privacy.dp_events import Budget, DpEvent
 from securefda.privacy.planning import PlanRequest, Schedule, plan_noise
 from securefda.privacy.private_training import require_separate_rows
 from securefda.rules.strategy import Rule, round_plan
-from securefda.settings import Settings, kebab_case
+from securefda.settings import SettingsT, kebab_case
 from securefda.site.budget import BudgetSite
 from securefda.site.config import (
     AggregatorConfig,
@@ -68,8 +68,6 @@ _NO_PART = "leave the option out"
 _MORE_TIME = "raise --time-limit, or ask about fewer --epsilon"
 _LARGER_BATCH = 4
 _MOST_LABELS = 100
-
-SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def advise(
