@@ -25,7 +25,14 @@ from securefda.operations.run_folder import SITES_FOLDER, RunFolder
 from securefda.privacy.dp_events import TERMS
 from securefda.protocol.messages import Body, Header, Parcel, Signed
 from securefda.protocol.roster import Roster
-from securefda.site.config import AggregatorConfig, FederationConfig, ProcessSection, SourceConfig, site_policy
+from securefda.site.config import (
+    AggregatorConfig,
+    FederationConfig,
+    ProcessSection,
+    aggregator_config,
+    site_policy,
+    source_config,
+)
 from securefda.site.throwaway import throwaway_roster
 from securefda.source.run_book import RunBook, run_book_file
 from securefda.source.source_run import SourceRun
@@ -225,12 +232,7 @@ class SimulatedSources:
             SecureFdaError: its rows, its policy or its disk do not allow it.
         """
         config, folder = self.config, self.folder.site(site_id)
-        settings = SourceConfig(
-            source=ProcessSection(kit=folder, out=folder, seed=self.seed),
-            task=config.task,
-            training=config.training.source,
-            transport=config.transport,
-        )
+        settings = source_config(config, site_id, ProcessSection(kit=folder, out=folder, seed=self.seed))
         policy = site_policy(config, site_id)
         runs = RunBook(run_book_file(folder), policy.release)
         store = self.stores.enter_context(closing(SourceStore(folder / "state.sqlite", runs)))
@@ -273,16 +275,7 @@ class SimulatedSites(SimulatedSources):
         kits = {site: sites / site for site in (target, *config.federation.sources)}
         for note in make_ledgers(config, kits, seed):
             reporter.note(note)
-        settings = AggregatorConfig(
-            aggregator=ProcessSection(kit=sites / target, out=folder.path, seed=seed),
-            task=config.task,
-            strategy=config.target_strategy,
-            training=config.training.target,
-            privacy=config.privacy,
-            session=config.session,
-            model=config.model,
-            transport=config.transport,
-        )
+        settings = aggregator_config(config, ProcessSection(kit=sites / target, out=folder.path, seed=seed))
         store = stores.enter_context(closing(AggregatorStore(folder.path / "state.sqlite")))
         return cls(config, folder, seed, reporter, roster, keys, stores, {}, settings, store)
 

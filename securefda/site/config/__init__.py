@@ -31,11 +31,13 @@ from securefda.site.config.sections import (
     training_settings,
 )
 from securefda.site.config.write import (
+    aggregator_config,
     aggregator_toml,
     as_toml,
     kit_settings_toml,
     metrics_port_of,
     site_policy,
+    source_config,
     source_toml,
 )
 
@@ -58,6 +60,7 @@ __all__ = [
     "TrainingSection",
     "TrainingSides",
     "TransportSection",
+    "aggregator_config",
     "aggregator_toml",
     "as_toml",
     "budget_of",
@@ -69,6 +72,7 @@ __all__ = [
     "metrics_port_of",
     "require_rule_at_sum",
     "site_policy",
+    "source_config",
     "source_toml",
     "strategy_of",
     "training_settings",

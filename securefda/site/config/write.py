@@ -104,12 +104,12 @@ def _planned_limits(config: FederationConfig, attention_bound: float, plans: Seq
 
 def aggregator_toml(config: FederationConfig, kit: Path, out: Path, seed: int) -> str:
     """Return the text of aggregator.toml for the target of ``config``; paths become absolute, training repeats."""
-    return as_toml(_aggregator(config, _process_on_this_machine(kit, out, seed)))
+    return as_toml(aggregator_config(config, _process_on_this_machine(kit, out, seed)))
 
 
 def source_toml(config: FederationConfig, kit: Path, out: Path, seed: int, *, site: str = "") -> str:
     """Return the text of source.toml for one source of ``config``; paths become absolute, training repeats."""
-    return as_toml(_source(config, site, _process_on_this_machine(kit, out, seed)))
+    return as_toml(source_config(config, site, _process_on_this_machine(kit, out, seed)))
 
 
 def _process_on_this_machine(kit: Path, out: Path, seed: int) -> ProcessSection:
@@ -135,7 +135,7 @@ def kit_settings_toml(config: FederationConfig, site: str, listen: str, reach: s
     transport = config.transport.model_copy(update=addresses)
     config = config.model_copy(update={"task": task, "transport": transport})
     process = ProcessSection(kit=Path(".."), out=Path("run"))
-    settings = _aggregator(config, process) if is_target else _source(config, site, process)
+    settings = aggregator_config(config, process) if is_target else source_config(config, site, process)
     role, command = ("target", "aggregator") if is_target else ("source", "source")
     heading = (
         f"# Settings of {site}, a {role}: they belong to this site. Relative paths are relative to the folder of this\n"
@@ -211,7 +211,8 @@ def _is_long(key: str, value: Mapping[str, object]) -> bool:
     return any(isinstance(one, Mapping) for one in value.values()) or len(f"{key} = {toml(value)}") > _WIDTH
 
 
-def _aggregator(config: FederationConfig, process: ProcessSection) -> AggregatorConfig:
+def aggregator_config(config: FederationConfig, process: ProcessSection) -> AggregatorConfig:
+    """Return the settings of the target's process in a federation."""
     return AggregatorConfig(
         aggregator=process,
         task=config.task,
@@ -237,7 +238,8 @@ def metrics_port_of(config: FederationConfig, site: str) -> int:
     return min(config.metrics.port + 1 + (*config.federation.sources, site).index(site), MAX_PORT)
 
 
-def _source(config: FederationConfig, site: str, process: ProcessSection) -> SourceConfig:
+def source_config(config: FederationConfig, site: str, process: ProcessSection) -> SourceConfig:
+    """Return the settings of a source's process in a federation."""
     metrics = MetricsSection(port=metrics_port_of(config, site))  # the rest is about the target's own figures
     return SourceConfig(
         source=process,
