@@ -14,7 +14,7 @@ from typing import Any
 from securefda.formats import MODEL_CARD
 from securefda.operations.records import best_round, chosen_metric, metrics_in
 from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
-from securefda.operations.summary_text import ALONE, ANALYTIC, WARM, difference_text, setting_text
+from securefda.operations.summary_text import ANALYTIC, BASELINES, difference_text, setting_text
 from securefda.task_metric import TaskMetric, with_balance
 from securefda.text import bound_text, counted, printable
 
@@ -64,7 +64,7 @@ def card_of(record: RunRecord) -> dict[str, Any]:
         },
         "metric": asdict(chosen_metric(summary, *record.rounds)),
         "metrics": {key: values for key, found in metrics.items() if (values := metrics_in(found))},
-        "help": {key: found["help"] for key in _BASELINES if (found := summary.get(key)) and "help" in found},
+        "help": {key: found["help"] for key in BASELINES if (found := summary.get(key)) and "help" in found},
         "source_share": summary.get("source_share"),
         "versions": dict(summary.get("versions") or {}),
     }
@@ -74,7 +74,7 @@ def card_text(card: dict[str, Any]) -> str:
     """Return a card for people, in Markdown."""
     target, metric = card["target"], TaskMetric(**card["metric"])
     metrics = {key: values for key, values in card["metrics"].items() if metric.name in values}
-    helped = [difference_text(found, _BASELINES[key], metric) for key, found in card["help"].items()]
+    helped = [difference_text(found, BASELINES[key], metric) for key, found in card["help"].items()]
     share, warmed = card["source_share"], "warm_target" in metrics
     of = "head" if card["rule"] == ANALYTIC else "steps after warm-up" if warmed else "steps"
     noise = _bound(target) if "epsilon" in target else "none"
@@ -115,7 +115,6 @@ def card_text(card: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-_BASELINES = {"warm_target": WARM, "target_only": ALONE}
 _METRICS = {
     "last_rounds": "mean of the last five rounds",
     "last_round": "last round",

@@ -28,6 +28,7 @@ from securefda.operations.run_folder import METRICS_FILE, REPORT_FILE, SUMMARY_F
 from securefda.operations.summary_text import (
     ALONE,
     ANALYTIC,
+    BASELINES,
     WARM,
     adapted_text,
     best_text,
@@ -183,7 +184,7 @@ def result_section(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> S
 
     share, tested = summary.get("source_share"), ""
     add("this run", _means(summary, done), share="–" if share is None else f"{100 * share:.0f} %")
-    for key, name in (("warm_target", WARM), ("target_only", ALONE)):
+    for key, name in BASELINES.items():
         baseline = summary.get(key) or {}
         helped = baseline.get("help")
         tested = f"{helped['test_rows']:,} " if helped else tested

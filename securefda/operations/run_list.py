@@ -19,12 +19,11 @@ from securefda.operations.run_folder import (
     read_run,
 )
 from securefda.operations.state import ENDED, INTERRUPTED, ProcessState, Role, read_state, require_ended
-from securefda.operations.summary_text import ALONE, WARM, interval_text, setting_text
+from securefda.operations.summary_text import ALONE, BASELINES, WARM, interval_text, setting_text
 from securefda.parse import dotted
 from securefda.task_metric import ACCURACY, TaskMetric, metric_of, with_balance
 from securefda.text import aligned
 
-_BASELINES = {"warm_target": WARM, "target_only": ALONE}
 _DEEPEST = 3
 """Folders below the one that is named: ``demo`` puts its runs one deeper than ``run`` does."""
 
@@ -112,11 +111,11 @@ def found_run(path: Path) -> FoundRun:
         alone=(summary.get("target_only") or {}).get("accuracy"),
         settings=settings,
         warm=(summary.get("warm_target") or {}).get("accuracy"),
-        helped={name: one["help"] for name in _BASELINES if "help" in (one := summary.get(name) or {})},
+        helped={name: one["help"] for name in BASELINES if "help" in (one := summary.get(name) or {})},
         source_share=summary.get("source_share"),
         metric=chosen_metric(summary, *rounds),
         metrics=metrics,
-        baselines={name: metrics_in(one) for name in _BASELINES if (one := summary.get(name))},
+        baselines={name: metrics_in(one) for name in BASELINES if (one := summary.get(name))},
     )
 
 
@@ -197,7 +196,7 @@ def comparison(runs: Sequence[FoundRun]) -> str:
         *(zip((ALONE, WARM), *(_values_of(run)[1:] for run in runs), strict=True)),
         *(
             (f"over the {words}", *(interval_text(run.helped.get(name), run.metric) for run in runs))
-            for name, words in _BASELINES.items()
+            for name, words in BASELINES.items()
             if any(name in run.helped for run in runs)
         ),
         ("sources' share", *("-" if run.source_share is None else f"{100 * run.source_share:.0f} %" for run in runs)),

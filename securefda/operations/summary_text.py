@@ -161,7 +161,8 @@ def adaptation_text(adapted: Adapted, metric: TaskMetric) -> str:
 
 
 ALONE, WARM = "target alone", "warm-started target"
-"""The two baselines by name: `target_only` and `warm_target`."""
+BASELINES = {"warm_target": WARM, "target_only": ALONE}
+"""The two baselines by their keys in a summary."""
 
 
 def baseline_rows(
@@ -267,8 +268,8 @@ def _adapted_text(summary: Mapping[str, Any], metric: TaskMetric) -> str:
 
 
 def _differences(summary: Mapping[str, Any], metric: TaskMetric) -> list[str]:
-    baselines = ((WARM, summary.get("warm_target")), (ALONE, summary.get("target_only")))
-    return [difference_text(one["help"], name, metric) for name, one in baselines if one and one.get("help")]
+    found = ((name, summary.get(key)) for key, name in BASELINES.items())
+    return [difference_text(one["help"], name, metric) for name, one in found if one and one.get("help")]
 
 
 def _sources_had(summary: Mapping[str, Any]) -> str:
