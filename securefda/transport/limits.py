@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from secrets import SystemRandom
 
@@ -143,15 +143,12 @@ def _common_options(settings: TransportSettings) -> list[tuple[str, int]]:
     ]
 
 
-def backoff_s(
-    first: float = 0.1, cap: float = 5.0, *, uniform: Callable[[float, float], float] = _UNIFORM
-) -> Iterator[float]:
-    """Yield waiting times in seconds between attempts to connect: doubling from ``first`` to ``cap``, each times 0.5 to
-    1.
+def backoff_s() -> Iterator[float]:
+    """Yield waiting times in seconds between attempts to connect: doubling from 0.1 to 5, each times 0.5 to 1.
 
     The factor is random so that sources that lost the same aggregator do not come back all at once.
     """
-    delay = first
+    delay = 0.1
     while True:
-        yield delay * uniform(0.5, 1.0)
-        delay = min(delay * 2, cap)
+        yield delay * _UNIFORM(0.5, 1.0)
+        delay = min(delay * 2, 5.0)
