@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -40,10 +40,8 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
 from torch import Tensor
 
+from securefda.protocol.secret import RandomBytes
 from securefda.training.team import Team
-
-RandomBytes = Callable[[int], bytes]
-"""Source of random bytes: ``random_bytes(n)`` returns n of them. ``os.urandom`` in production."""
 
 KEY_BYTES = 32
 SAMPLES = 4

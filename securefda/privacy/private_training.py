@@ -45,6 +45,7 @@ from securefda.errors import DataError, TrainingDiverged, TrainingError
 from securefda.privacy.noise import NoiseSource, take_noise_from
 from securefda.privacy.planning import schedule_of
 from securefda.protocol.encoding import Vector
+from securefda.protocol.secret import RandomBytes
 from securefda.tasks import Inputs, Samples, Task, task_code
 from securefda.tasks.inputs import in_memory, moved, named_tensors, take
 from securefda.text import counted, duration, first_of, human_bytes
@@ -100,12 +101,11 @@ _OF_SPECTRAL_NORM = {"_u", "weight_u"}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """What Opacus has formulas of its own for; subclasses it derives by torch."""
 
-RandomBytes = Callable[[int], bytes]
 Backward = Callable[[Inputs, Tensor], None]
 """Gives the optimizer the clipped gradients of rows: (features of b rows, labels (b, ...)), b >= 0."""
 
 
-def draw_rows(samples: int, rate: float, random_bytes: Callable[[int], bytes] = os.urandom) -> NDArray[np.int64]:
+def draw_rows(samples: int, rate: float, random_bytes: RandomBytes = os.urandom) -> NDArray[np.int64]:
     """Return the rows of one step, ascending; there may be none.
 
     Args:
