@@ -36,6 +36,7 @@ from securefda.audit.verification import verification_progress
 from securefda.audit.verify import UNVOUCHED, verify_log
 from securefda.disk import read_file
 from securefda.errors import CertificateError, ConfigError, SecureFdaError
+from securefda.site.kit import POLICY_FILE
 from securefda.site.policy.schema import parse_policy
 from securefda.text import printable
 
@@ -93,7 +94,6 @@ def reconcile(
 
 _WITNESSES = 1
 """Cosignatures of others that the newest checkpoint needs; the one in each header needs as many as its threshold."""
-_POLICY_FILE: Final = "policy.toml"
 _MOST_ROSTERS: Final = 4
 """Most rosters that a finding names beside the one that the logs were read under."""
 
@@ -364,7 +364,7 @@ def _verified(log: LogFolder, members: Members, held: Sequence[bytes], reader: S
 
 def _limits(folder: Path) -> dict[str, float]:
     """The epsilon that the policy in the kit around a log allows, by the digest of the policy's file."""
-    file = folder.resolve().parent.parent / _POLICY_FILE
+    file = folder.resolve().parent.parent / POLICY_FILE
     try:
         data = read_file(file).data
         return {sha256(data).hexdigest(): parse_policy(data, file).dp.target_epsilon}

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from securefda.audit.kept_check import NOT_JUDGED, KeptVerdict
 from securefda.audit.keys import Keys, roster_named
@@ -22,12 +22,11 @@ from securefda.audit.report.party_tables import PartyTables, read_party
 from securefda.audit.report.training import signed_faults, training_faults
 from securefda.audit.verify import Verification
 from securefda.errors import ConfigError
+from securefda.site.kit import POLICY_FILE
 
 if TYPE_CHECKING:
     from securefda.operations.run_folder import RunRecord
     from securefda.site.policy import SourcePolicy
-
-_POLICY_FILE: Final = "policy.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +163,13 @@ def _policy(folder: Path, tables: PartyTables) -> PolicyFound:
             loaded.append(digest)
     if not loaded:
         return PolicyFound()
-    file = folder.resolve().parent.parent / _POLICY_FILE
+    file = folder.resolve().parent.parent / POLICY_FILE
     if not file.exists():
         return PolicyFound(tuple(loaded), why_not="its file is not beside the log")
     try:
         data = read_file(file).data
         if hashlib.sha256(data).hexdigest() != loaded[-1]:
-            return PolicyFound(tuple(loaded), why_not=f"the {_POLICY_FILE} beside the log is another one by now")
+            return PolicyFound(tuple(loaded), why_not=f"the {POLICY_FILE} beside the log is another one by now")
         return PolicyFound(tuple(loaded), parse_policy(data, file))
     except ConfigError as error:
         return PolicyFound(tuple(loaded), why_not=f"its file cannot be used: {error.why}")
