@@ -198,11 +198,6 @@ def mask_pair(master: Secret, *, own: int, ctx: bytes) -> KeyPair:
     return KeyPair(derive(master, salt=ctx, label=Label.MASK_KEY, parties=(own,)))
 
 
-def box_key_pair(random_bytes: RandomBytes) -> KeyPair:
-    """Fresh pair for the share boxes. It depends on nothing that is ever reconstructed."""
-    return KeyPair(Secret.random(random_bytes, KEY_BYTES))
-
-
 def pair_seed(
     own_pair: KeyPair | LoadedKey,
     peer_public: bytes,

@@ -68,7 +68,7 @@ class Colluder:
     def __post_init__(self) -> None:
         random = Bytes("colluder", self.index, self.header.digest())
         self.boxes = boxes_of(self.header.body, private_key(self.header.body, random))
-        self.mask_pair = agreement.box_key_pair(random)
+        self.mask_pair = agreement.KeyPair(Secret(random(32)))
         self.nonce = random(32)
 
     def _sign(self, context: bytes, body: Any) -> AnySigned:

@@ -114,10 +114,6 @@ def test_keys_of_another_length_are_refused(length: int) -> None:
             KeyPair(Secret(bytes(length)))
 
 
-def test_box_key_pair_takes_its_private_key_from_the_random_source_alone() -> None:
-    assert agreement.box_key_pair(oracle.tape("box")).private.reveal() == oracle.tape("box")(32)
-
-
 def test_opened_master_gives_the_advertised_pair() -> None:
     pair = agreement.mask_pair(MASTER, own=2, ctx=CTX)
     assert agreement.opened_mask_pair(MASTER, owner=2, ctx=CTX, advertised=pair.public) == pair

@@ -145,7 +145,7 @@ def _invalid_shares() -> list[dict[str, Any]]:
 def boxes() -> object:
     address = BoxAddress(CTX1, sender=0, recipient=2)
     tape = Tape("box")
-    ends = (agreement.box_key_pair(tape), agreement.box_key_pair(tape))
+    ends = tuple(agreement.KeyPair(Secret(tape(32))) for _ in range(2))
     key = agreement.sealing_key(ends[0], ends[1].public, address)
     held = [Secret((2**256 + value).to_bytes(shamir.SHARE_BYTES, "big")) for value in (296, 0)]
     box = agreement.seal_box(key, address, SharePair(held[0], held[1]), tape)
