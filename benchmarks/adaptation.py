@@ -229,14 +229,16 @@ def _target_settings(target: str) -> tuple[str, str]:
     return f"federation.target={target}", f"federation.sources={sources}"
 
 
-def rows_of(known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def rows_of(
+    known: Mapping[str, Mapping[str, Any]], of: Iterable[VariantCell], variants: str = "variant"
+) -> list[dict[str, Any]]:
     """A row for each target and variant, of the seeds that were run, from figures by cell."""
     found: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
-    for cell in cells():
+    for cell in of:
         if cell.key in known:
             found.setdefault((cell.study, cell.variant), {})[cell.seed] = known[cell.key]
     return [
-        {"target": target, "variant": variant, "seeds": list(runs), "runs": list(runs.values())}
+        {"target": target, variants: variant, "seeds": list(runs), "runs": list(runs.values())}
         for (target, variant), runs in found.items()
     ]
 
@@ -260,7 +262,7 @@ def _table_of_labels(at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) 
     names = {"alone": "target_only", "warm": "warm_target", "before": "fedgp_auto", "accuracy": "fedgp_auto, adapted"}
     for key, name in names.items():
         found = [[run[key] for run in at.get((f"{count} labels", FEW_LABELS), ())] for count in LABELS]
-        lines.append([name, *map(_mean_and_spread, found)])
+        lines.append([name, *map(mean_and_spread, found)])
     return markdown(("", *(f"{count} labels" for count in LABELS)), lines)
 
 
@@ -270,7 +272,7 @@ def _table_of_rules(at: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -
     for rule in NOISY_RULES:
         runs = at.get((NOISY, rule), ())
         found = [[run[key] for run in runs] for key in ("alone", "warm", "before", "accuracy", "unlabelled")]
-        lines += [[rule, *map(_mean_and_spread, found)]] if runs else []
+        lines += [[rule, *map(mean_and_spread, found)]] if runs else []
     return markdown(("rule", "target_only", "warm_target", "the rule", "adapted", "adapted, no labels"), lines)
 
 
@@ -288,11 +290,11 @@ def _table(
             means += [fmean(map(fmean, found))] if all(found) else []
             mean = f"{means[-1]:.1f}" if all(found) else "–"
             gain = f"{means[1] - means[0]:+.1f}" if len(means) == len(("before", "after")) else ""
-            lines.append([variant, name, *map(_mean_and_spread, found), mean, gain])
+            lines.append([variant, name, *map(mean_and_spread, found), mean, gain])
     return markdown(("sources", "", *targets, "mean", "gain"), lines)
 
 
-def _mean_and_spread(values: Sequence[float] | None) -> str:
+def mean_and_spread(values: Sequence[float]) -> str:
     """Mean and standard deviation as a table shows them; a dash where nothing was run."""
     if not values:
         return "–"
@@ -308,7 +310,7 @@ def _measured(given: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"{cell.key}: {figures.accuracy:.1f} %", file=sys.stderr, flush=True)
 
     measure(given.workers, run_cell, cells(given.seeds), cache, settings, done)
-    return rows_of(cache.read())
+    return rows_of(cache.read(), cells())
 
 
 def command_line(title: str, folders: str, seeds: int, figures: Path) -> argparse.Namespace:

@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
-from adaptation import FIRST_SEED, MOST_SEEDS, VariantCell, command_line
+from adaptation import FIRST_SEED, MOST_SEEDS, VariantCell, command_line, mean_and_spread, rows_of
 from studies import Cache, as_text, markdown, measure, shown, this_machine
 from torch import Tensor, nn
 
@@ -160,18 +160,6 @@ def _settings(data: str, target: str, rule: str) -> tuple[str, ...]:
     return (*settings, "training.target.release-features=true", rows, *weights)
 
 
-def rows_of(known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each target and rule, of the seeds that were run, from figures by cell."""
-    found: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
-    for cell in cells():
-        if cell.key in known:
-            found.setdefault((cell.study, cell.variant), {})[cell.seed] = known[cell.key]
-    return [
-        {"target": target, "rule": rule, "seeds": list(runs), "runs": list(runs.values())}
-        for (target, rule), runs in found.items()
-    ]
-
-
 def tables(rows: Sequence[Mapping[str, Any]], one_round: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The tables as Markdown: all rules, and adaptation by target; ``one_round`` are the figures of `analytic`."""
     at = {(row["target"], row["rule"]): row["runs"] for row in rows}
@@ -188,7 +176,7 @@ def tables(rows: Sequence[Mapping[str, Any]], one_round: Sequence[Mapping[str, A
         [
             TITLES[data],
             target,
-            *(_shown([run[key] for run in at.get((f"{data}/{target}", ADAPTED), ())]) for key in KEYS),
+            *(mean_and_spread([run[key] for run in at.get((f"{data}/{target}", ADAPTED), ())]) for key in KEYS),
         ]
         for data in TITLES
         for target in DATA[data].targets
@@ -211,13 +199,9 @@ def _mean_over_targets(
     """The mean over targets of the seeds that all of them have."""
     runs = [at.get((f"{data}/{target}", rule), ()) for target in DATA[data].targets]
     seeds = zip(*runs, strict=False)
-    return _shown([fmean(run["accuracy"] if run[figure] is None else run[figure] for run in seed) for seed in seeds])
-
-
-def _shown(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+    return mean_and_spread(
+        [fmean(run["accuracy"] if run[figure] is None else run[figure] for run in seed) for seed in seeds]
+    )
 
 
 def main() -> int:
@@ -231,7 +215,7 @@ def main() -> int:
             print(f"{cell.key}: {figures}", file=sys.stderr, flush=True)
 
         measure(given.workers, run_cell, cells(given.seeds), cache, folders, done)
-        given.figures.write_text(as_text(rows_of(cache.read()), this_machine()))
+        given.figures.write_text(as_text(rows_of(cache.read(), cells(), "rule"), this_machine()))
     one_round = json.loads((FIGURES.parent / "one_round.json").read_text())["rows"]
     print(shown(tables(json.loads(given.figures.read_text())["rows"], one_round)))
     return 0
