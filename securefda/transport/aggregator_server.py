@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -293,7 +292,6 @@ class AggregatorServer:
         settings: sizes and times.
         connections: how many the port holds; None: enough for eight sources.
         observer: sees every message once, before it leaves or is handed up.
-        random_bytes: source of randomness for the instance id.
     """
 
     def __init__(
@@ -306,13 +304,12 @@ class AggregatorServer:
         settings: TransportSettings | None = None,
         connections: ConnectionLimits | None = None,
         observer: MessageObserver = ignore,
-        random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._listen = listen
         self._credentials = credentials
         self._connections = connections or ConnectionLimits.of(sources=8, descriptors=1024)
         self._settings = settings or TransportSettings()
-        self._table = SiteTable(self._settings, site_of_pin, observer, random_bytes, run_id)
+        self._table = SiteTable(self._settings, site_of_pin, observer, run_id)
         self._server: grpc.aio.Server | None = None
         self._guard: asyncio.Task[None] | None = None
 

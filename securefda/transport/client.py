@@ -11,7 +11,6 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -228,8 +227,6 @@ class SourceChannel:
         max_vector_bytes: longest vector that this site takes from the aggregator.
         settings: sizes and times.
         observer: sees every message once, before it leaves or is handed up.
-        random_bytes: source of randomness for the instance id.
-        now: the present time, with its zone; for this site's own certificate.
         on_lost: hears of each attempt that failed and of each connection that broke, and None once there is one.
     """
 
@@ -241,8 +238,6 @@ class SourceChannel:
         max_vector_bytes: int,
         settings: TransportSettings | None = None,
         observer: MessageObserver = ignore,
-        random_bytes: Callable[[int], bytes] = os.urandom,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         on_lost: Callable[[LostConnection | None], None] = lambda _: None,
     ) -> None:
         self._endpoint = endpoint
@@ -250,8 +245,8 @@ class SourceChannel:
         self._max_vector_bytes = max_vector_bytes
         self._settings = settings or TransportSettings()
         self._observer = observer
-        self._instance_id = random_bytes(INSTANCE_BYTES)
-        self._dialer = Dialer(endpoint, credentials, self._settings, self._instance_id, now)
+        self._instance_id = os.urandom(INSTANCE_BYTES)
+        self._dialer = Dialer(endpoint, credentials, self._settings, self._instance_id)
         self._aggregator_id = b""
         self.run_id = b""
         self._link = Link(self._settings.max_message_bytes)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -201,7 +200,6 @@ class Dialer:
         credentials: the source's own.
         settings: sizes and times.
         instance_id: random name of this process, 16 bytes.
-        now: the present time, with its zone.
     """
 
     def __init__(
@@ -210,14 +208,12 @@ class Dialer:
         credentials: Credentials,
         settings: TransportSettings,
         instance_id: bytes,
-        now: Callable[[], datetime],
     ) -> None:
         self.traffic = Traffic()
         self._endpoint = endpoint
         self._credentials = credentials
         self._settings = settings
         self._instance_id = instance_id
-        self._now = now
 
     async def dial(self, link: Link, aggregator_instance_id: bytes) -> Welcomed:
         """Connect and exchange greetings.
@@ -240,7 +236,7 @@ class Dialer:
             timeout_s=self._settings.silence_s,
         )
         # This site's own, too: of an expired one the server says nothing, and closes the connection.
-        self._credentials.check(self._now())
+        self._credentials.check(datetime.now(UTC))
         channel = grpc.aio.secure_channel(
             endpoint.address if endpoint.proxy is None else str(endpoint.proxy.address),
             channel_credentials(self._credentials, certificate),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,13 +83,12 @@ class SiteTable:
         settings: TransportSettings,
         site_of_pin: Callable[[bytes], int | None],
         observer: MessageObserver,
-        random_bytes: Callable[[int], bytes],
         run_id: bytes,
     ) -> None:
         self.run_id = run_id
         self.settings = settings
         self.site_of_pin = site_of_pin
-        self.instance_id = random_bytes(INSTANCE_BYTES)
+        self.instance_id = os.urandom(INSTANCE_BYTES)
         self.events = EventQueue()
         self.attachments = AttachmentStore()
         self.sites: dict[int, Site] = {}

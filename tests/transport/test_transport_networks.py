@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 from bad_network import BadNetwork, Conditions, Fault, Way
@@ -171,7 +170,7 @@ async def missed_handshakes(sites: Sites, monkeypatch) -> AsyncIterator[tuple[Ag
 
 async def failed_dial(sites: Sites, address: str) -> HungUp:
     endpoint = Endpoint(address, "target", sites.target.pin, 0)
-    dialling = Dialer(endpoint, sites.sources[1], SETTINGS, bytes(16), lambda: datetime.now(UTC))
+    dialling = Dialer(endpoint, sites.sources[1], SETTINGS, bytes(16))
     while True:
         try:
             await soon(dialling.dial(Link(SETTINGS.max_message_bytes), b""))
