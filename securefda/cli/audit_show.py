@@ -45,10 +45,9 @@ class Printer(Protocol):
         """Report an error that ends the output. Returns the exit code."""
 
 
-def make_printer(output: Format, log: LogFolder, stream: TextIO | None = None) -> Printer:
-    """Return the printer for a format; it writes to ``stream``, by default stdout."""
-    stream = sys.stdout if stream is None else stream
-    return TablePrinter(stream) if output is Format.TXT else EnvelopePrinter(stream, log)
+def make_printer(output: Format, log: LogFolder) -> Printer:
+    """Return the printer for a format; it writes to stdout."""
+    return TablePrinter(sys.stdout) if output is Format.TXT else EnvelopePrinter(sys.stdout, log)
 
 
 class TablePrinter:
