@@ -148,8 +148,8 @@ class Watcher:
     Files that take long to look at are looked at less often, so that the look takes a fifth of one core at most.
     """
 
-    def __init__(self, reader: SiteReader, clock: Callable[[], float] = time.monotonic) -> None:
-        self._reader, self._clock = reader, clock
+    def __init__(self, reader: SiteReader) -> None:
+        self._reader = reader
         self._looking = asyncio.Lock()
         self._seen: Seen | None = None
         self._page: Rendered | None = None
@@ -158,10 +158,10 @@ class Watcher:
     async def page(self) -> Rendered:
         """Return the page as of the last look."""
         async with self._looking:
-            began = self._clock()
+            began = time.monotonic()
             if self._page is None or began >= self._next:
                 self._page = await asyncio.to_thread(self._look)
-                took = self._clock() - began
+                took = time.monotonic() - began
                 self._next = began + max(_LOOK_S, took / _SHARE)
             return self._page
 
