@@ -54,7 +54,7 @@ def sampled_sources(job: Job, sample: int) -> list[Seconds]:
     everyone = tuple(header.body.participants)
     measured = everyone[:sample]
     keys = {index: signers[index].private_key.private_bytes_raw() for index in measured}
-    crowd = Crowd(Setting(job, roster, keys), os.urandom)
+    crowd = Crowd(Setting(job, roster, keys))
 
     def answers(messages: Mapping[int, Signed[Any]]) -> dict[int, Signed[Any]]:
         """What measured sources answer."""

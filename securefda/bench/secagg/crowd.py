@@ -26,7 +26,7 @@ from securefda.protocol.encoding import N_STATISTICS
 from securefda.protocol.header_checks import History, SessionLimits, check_signed_header, quantisation
 from securefda.protocol.messages import Signed, Signer
 from securefda.protocol.roster import Roster
-from securefda.protocol.secret import RandomBytes, Secret
+from securefda.protocol.secret import Secret
 from securefda.protocol.transcript import layer_names_and_shapes
 from securefda.transport.wire import decode_signed, encode, encode_signed
 
@@ -54,12 +54,10 @@ class Crowd:
 
     Args:
         setting: who they are.
-        random_bytes: the system's source of randomness.
     """
 
-    def __init__(self, setting: Setting, random_bytes: RandomBytes) -> None:
+    def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._random_bytes = random_bytes
         self._phases: dict[int, Any] = {}
         self.seconds: dict[int, Seconds] = {index: {} for index in setting.private_keys}
 
@@ -79,9 +77,9 @@ class Crowd:
             case src.AwaitingRoll():
                 return "r0_nonce", lambda _, message: src.receive_roll(phase, message)
             case src.AwaitingKeyList():
-                return "r1_shares", lambda _, message: src.receive_key_list(phase, message, self._random_bytes)
+                return "r1_shares", lambda _, message: src.receive_key_list(phase, message, os.urandom)
             case src.AwaitingNeighbours():
-                return "r1_shares", lambda _, message: src.receive_neighbours(phase, message, self._random_bytes)
+                return "r1_shares", lambda _, message: src.receive_neighbours(phase, message, os.urandom)
             case src.AwaitingSurvivors():
                 return "r3_survivors", lambda _, message: src.receive_survivors(phase, message)
         return "r4_unmask", lambda _, message: src.receive_consistency(phase, message)
@@ -104,7 +102,7 @@ class Crowd:
             header, own_index=index, roster=roster, limits=limits, history=History(), own_layers=layers, unix_s=_NOW
         )
         signer = Signer(index, Ed25519PrivateKey.from_private_bytes(key), encode)
-        return src.advertise(src.Session(signer, roster, limits, header), self._random_bytes)
+        return src.advertise(src.Session(signer, roster, limits, header), os.urandom)
 
     def _masked_input(self, index: int, phase: src.AwaitingShares, data: bytes) -> tuple[bytes, memoryview]:
         job = self._setting.job
@@ -114,7 +112,7 @@ class Crowd:
         opened = time.thread_time()
         alone = np.eye(N_STATISTICS)[1]  # n = 1, and every other figure zero
         encoding = quantisation(phase.session.header.body)
-        values = encoding.encode(update, Secret.random(self._random_bytes), alone)
+        values = encoding.encode(update, Secret.random(os.urandom), alone)
         self._phases[index], message, vector = src.masked_input(ready, values, encoding)
         answer = encode_signed(message)
         self.seconds[index] |= {"r2_open_boxes": opened - began, "r2_masked_input": time.thread_time() - opened}
@@ -173,7 +171,7 @@ def crowd(setting: Setting) -> Iterator[CrowdProcess]:
 
 def _serve(connection: Connection, setting: Setting) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the measurement, which then ends this process
-    members = Crowd(setting, os.urandom)
+    members = Crowd(setting)
     while True:
         try:
             messages: Mapping[int, bytes] | None = connection.recv()
