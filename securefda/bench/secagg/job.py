@@ -18,7 +18,6 @@ from securefda.protocol.encoding import N_STATISTICS, EncodedLayer, Quantisation
 from securefda.protocol.graph import smallest_graph
 from securefda.protocol.header_checks import default_threshold
 from securefda.protocol.messages import GraphTerms
-from securefda.site.policy.schema import KeyAgreementName
 
 K_MIN = 2
 CLIP = 1.0
@@ -48,7 +47,6 @@ class Job:
         params: m.
         dropped: D, the sources that leave after R1 of every masked session: the last ones of the roster.
         colluders: for how many colluders the graph of a session of neighbours is; None for the complete graph.
-        key_agreement: of its sessions.
     """
 
     folder: str
@@ -56,7 +54,6 @@ class Job:
     params: int
     dropped: int
     colluders: int | None = None
-    key_agreement: KeyAgreementName = "x25519-mlkem768"
 
     def __post_init__(self) -> None:
         survivors, threshold = self.sources - self.dropped, self.threshold

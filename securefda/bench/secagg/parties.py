@@ -136,7 +136,7 @@ def parties(job: Job, processes: int) -> Iterator[Parties]:
     """Enrol a temporary federation and run it: up to ``processes`` processes of sources, and an aggregator's."""
     address = free_address()
     kappa = 1.0 if job.graph is None else 0.0  # norm caps do not work among neighbours
-    policy = default_policy("individual", K_MIN, job.colluders or 0, kappa=kappa, key_agreement=job.key_agreement)
+    policy = default_policy("individual", K_MIN, job.colluders or 0, kappa=kappa)
     n_max = max(policy.quantisation.n_max, job.encoding.n_max)
     policy = policy.model_copy(update={"quantisation": policy.quantisation.model_copy(update={"n_max": n_max})})
     sources = [SiteSpec(site, "source", site) for site in job.site_ids]

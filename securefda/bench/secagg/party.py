@@ -43,7 +43,6 @@ from securefda.protocol.messages import (
     RUN_ID_BYTES,
     Body,
     Header,
-    KeyAgreement,
     ShareBundle,
     Signed,
     SourcesKeep,
@@ -148,7 +147,6 @@ def settings_of(job: Job, visibility: Visibility) -> RunSettings:
         phase_deadline_s=DEADLINE_S,
         config_digest=b"",
         sources_keep=SourcesKeep.NONE,
-        key_agreement=KeyAgreement.named(job.key_agreement),
     )
     if job.graph is None:
         return among_all

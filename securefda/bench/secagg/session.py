@@ -244,6 +244,6 @@ def signed_header(job: Job, roster: Roster, signer: Signer) -> Signed[Header]:
         phase_deadline_ms=1,
         previous_result_digest=b"",
         previous_checkpoint=b"",
-        key_agreement=KeyAgreement.named(job.key_agreement),
+        key_agreement=KeyAgreement.X25519_MLKEM768,
     )
     return signer.sign(os.urandom(32), NO_CONTEXT, body)
