@@ -72,18 +72,13 @@ def cross_fitted_variance(
     """
     require_halves(site, len(data), settings)
     order = torch.randperm(len(data), generator=new_generator(derive_seed(seed, "halves")))
-    half = halved_settings(settings)
+    half = replace(settings, batch_size=max(settings.smallest_batch, settings.batch_size // 2))
     steps = []
     for number, rows in enumerate((order[: len(data) // 2].sort().values, order[len(data) // 2 :].sort().values)):
         part, own = data.at(rows), derive_seed(seed, "half", number)
         result = train_local(task, model, received, part, settings=half, seed=own, site=site)
         steps.append(result.update / result.steps)
     return halves_variance(*steps)
-
-
-def halved_settings(settings: TrainingSettings) -> TrainingSettings:
-    """Return the settings for half of the rows: batches of half the size."""
-    return replace(settings, batch_size=max(settings.smallest_batch, settings.batch_size // 2))
 
 
 def require_batches(site: str, samples: int, settings: TrainingSettings) -> None:
