@@ -134,7 +134,8 @@ def load_public(path: Path, now: datetime, *, expected_ca: str | None = None) ->
     Raises:
         ConfigError, CertificateError: as ``open_public`` does, or a file is missing.
     """
-    return open_public(path, _public_files(path), now, expected_ca=expected_ca)
+    files = {name: read_file(path / STARTUP / name, hint=_AGAIN) for name in PUBLIC_FILES}
+    return open_public(path, files, now, expected_ca=expected_ca)
 
 
 def unpack_kit(package: Path, out: Path, now: datetime, *, expected_ca: str | None = None) -> KitSummary:
@@ -188,10 +189,6 @@ def inspect_kit(path: Path, now: datetime, *, expected_ca: str | None = None) ->
         has_keys = bool(set(SECRET_FILES) & set(files))
         kit = (open_kit if has_keys else open_public)(path, files, now, expected_ca=expected_ca)
     return _summary(kit, digest)
-
-
-def _public_files(path: Path) -> dict[str, FileContent]:
-    return {name: read_file(path / STARTUP / name, hint=_AGAIN) for name in PUBLIC_FILES}
 
 
 def _members(kit: PublicKit) -> Mapping[str, FileContent]:
