@@ -6,7 +6,7 @@ policy, ``AggregatorRun`` with an ``AggregatorStore``. Between them is the netwo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -320,6 +320,11 @@ class Stage(MemoryNetwork[AggregatorEndpoint, SourceEndpoint]):
     def weight(self, index: int) -> float:
         """Return a source's samples in units of the run's ``max_samples``, the weight of its update."""
         return samples_of(index) / self.settings.max_samples
+
+    def mean_of(self, members: Collection[int], round_number: int = 1) -> Any:
+        """The weighted mean of the updates of these sources, float64 (m,)."""
+        total = sum(self.weight(index) * self.update(index, round_number).astype(float) for index in members)
+        return total / sum(map(self.weight, members))
 
     def precision(self, index: int) -> float:
         """The largest error of an update that is the difference of two sums over all: each part is rounded in both."""

@@ -190,10 +190,8 @@ def test_arc_opens_alone_where_one_share_less_is_enough(staged: MakesStage) -> N
     with switched_off(checks_off("HEADER_GRAPH"), roster=stage.roster):
         stage.play()
     arc = stage.adversary.arc
-    total = sum(stage.weight(index) * stage.update(index).astype(float) for index in arc)
-    mean = total / sum(stage.weight(index) for index in arc)
     assert len(arc) < 20 // 2
-    assert is_recovered(stage.adversary.attack(), mean, 2 * len(arc) * stage.precision(min(arc)))
+    assert is_recovered(stage.adversary.attack(), stage.mean_of(arc), 2 * len(arc) * stage.precision(min(arc)))
 
 
 # T09, T10: colluders and made-up sources.
@@ -209,9 +207,7 @@ def test_aggregator_and_a_colluder_learn_one_sum_over_the_rest_of_the_ring(stage
     ).play()
     rest = stage.adversary.summed - {7}
     assert len(rest) >= N - 2
-    total = sum(stage.weight(index) * stage.update(index).astype(float) for index in rest)
-    mean = total / sum(stage.weight(index) for index in rest)
-    assert is_recovered(stage.adversary.attack().update, mean, 2 * len(rest) * stage.precision(VICTIM))
+    assert is_recovered(stage.adversary.attack().update, stage.mean_of(rest), 2 * len(rest) * stage.precision(VICTIM))
     assert abs(cosine(stage.adversary.attack().update, stage.update(VICTIM))) < 0.9
 
 
@@ -227,9 +223,7 @@ def test_lists_that_differ_far_apart_make_one_sum_of_fewer_than_t_and_of_enough_
     assert not any(set(stage.alarms(index)) - {"DEADLINE"} for index in summed)
     ring = ring_of(stage.adversary, VICTIM)
     assert all(len(ring.holders(index) & summed) >= header.share_threshold for index in summed)
-    total = sum(stage.weight(index) * stage.update(index).astype(float) for index in summed)
-    mean = total / sum(stage.weight(index) for index in summed)
-    assert is_recovered(stage.adversary.attack(), mean, 2 * len(summed) * stage.precision(VICTIM))
+    assert is_recovered(stage.adversary.attack(), stage.mean_of(summed), 2 * len(summed) * stage.precision(VICTIM))
 
 
 def policy(**changes: Any) -> Any:

@@ -13,16 +13,11 @@ from securefda.transport.in_memory import Passed
 from threat_model.adversaries.base import MaliciousAggregator
 from threat_model.adversaries.sources import ColludingSource, MaliciousSource
 from threat_model.scores import NOTHING_LEARNT_COSINE, auc, cosine, is_recovered, relative_error
-from threat_model.stage import MakesStage, Stage, honest_aggregator
+from threat_model.stage import MakesStage, honest_aggregator
 
 pytestmark = pytest.mark.machinery
 
 ALL = [1, 2, 3, 4, 5]
-
-
-def mean_of(stage: Stage, members: list[int]) -> Any:
-    total = sum(stage.weight(index) * stage.update(index).astype(np.float64) for index in members)
-    return total / sum(stage.weight(index) for index in members)
 
 
 @pytest.mark.parametrize("aggregator", [honest_aggregator, MaliciousAggregator])
@@ -39,7 +34,7 @@ def test_run_without_a_lie_raises_no_alarm(
 
 def test_aggregator_of_the_attacker_opens_the_sum_and_no_single_update(staged: MakesStage) -> None:
     stage = staged(aggregator=MaliciousAggregator).play()
-    assert is_recovered(stage.adversary.aggregate().update, mean_of(stage, ALL), stage.precision(1))
+    assert is_recovered(stage.adversary.aggregate().update, stage.mean_of(ALL), stage.precision(1))
     for index in ALL:
         assert abs(cosine(stage.adversary.estimate(index), stage.update(index))) < NOTHING_LEARNT_COSINE
 
@@ -51,7 +46,7 @@ def test_aggregator_of_the_attacker_opens_the_sum_without_a_dropped_source(stage
     stage = staged(aggregator=MaliciousAggregator, network=loses_input_of_3).play()
     (lists,) = {one.message.body for one in stage.said(0, Survivors)}
     assert lists.dropped == (3,)
-    assert is_recovered(stage.adversary.aggregate().update, mean_of(stage, [1, 2, 4, 5]), stage.precision(1))
+    assert is_recovered(stage.adversary.aggregate().update, stage.mean_of([1, 2, 4, 5]), stage.precision(1))
 
 
 def test_aggregator_knows_of_a_colluder_what_the_colluder_knows(staged: MakesStage) -> None:

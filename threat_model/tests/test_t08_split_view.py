@@ -8,7 +8,6 @@ from itertools import product
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
 from securefda.errors import FaultyAggregatorError
@@ -108,7 +107,7 @@ def test_masks_of_another_u2_do_not_cancel_though_the_input_was_accepted(staged:
         stage.play()
     assert [len(stage.said(index, Unmask)) for index in (1, 2, 3, 4)] == [1] * 4
     assert_nothing_was_learnt(stage)
-    assert abs(cosine(stage.adversary.aggregate().update, mean_of_all(stage))) < NOTHING_LEARNT_COSINE
+    assert abs(cosine(stage.adversary.aggregate().update, stage.mean_of(stage.sources))) < NOTHING_LEARNT_COSINE
 
 
 @pytest.mark.threat("T08")
@@ -169,11 +168,6 @@ def test_one_colluder_more_opens_nothing_where_policies_allow_for_it(staged: Mak
     ).play()
     assert stage.refusals(VICTIM) == ["max-colluders"]
     assert stage.said(VICTIM, MaskedInput) == []
-
-
-def mean_of_all(stage: Stage) -> Any:
-    total = sum(stage.weight(index) * stage.update(index).astype(np.float64) for index in stage.sources)
-    return total / sum(stage.weight(index) for index in stage.sources)
 
 
 VIEW = SurvivorSignature(bytes(32))

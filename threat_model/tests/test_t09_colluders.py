@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from securefda.protocol.messages import Advertise, MaskedInput, ShareBundle, Visibility
@@ -30,11 +29,6 @@ def colluding_stage(staged: MakesStage, n: int, colluders: set[int], max_collude
     )
 
 
-def mean_of(stage: Stage, members: set[int]) -> Any:
-    total = sum(stage.weight(index) * stage.update(index).astype(np.float64) for index in members)
-    return total / sum(stage.weight(index) for index in members)
-
-
 CASES = [
     (5, set(), Visibility.SUM),
     (7, {6, 7}, Visibility.SUM),
@@ -54,7 +48,7 @@ def test_aggregator_and_all_colluders_learn_one_sum_and_no_part(
     assert len(rest) >= 1 + MIN_OTHERS
     assert len(stage.adversary.summed) < n
     opened = stage.adversary.attack().update
-    assert is_recovered(opened, mean_of(stage, rest), 2 * len(rest) * stage.precision(VICTIM))
+    assert is_recovered(opened, stage.mean_of(rest), 2 * len(rest) * stage.precision(VICTIM))
     for index in stage.sources:
         bound = cosine_of_one_in(len(rest)) if index in rest else NOTHING_LEARNT_COSINE
         assert abs(cosine(opened, stage.update(index))) < bound

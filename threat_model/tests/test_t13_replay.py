@@ -63,11 +63,6 @@ def what_became(outcomes: list[Outcome], what: str) -> set[tuple[str, str, str]]
     return {(one.due, one.replayed.mode, one.replayed.passed.message.type_name) for one in outcomes if one.what == what}
 
 
-def mean_of(stage: Stage, round_number: int, members: list[int]) -> Any:
-    total = sum(stage.weight(index) * stage.update(index, round_number).astype(np.float64) for index in members)
-    return total / sum(stage.weight(index) for index in members)
-
-
 @pytest.mark.threat("T13")
 def test_every_message_is_refused_or_ignored_in_every_other_place(staged: MakesStage) -> None:
     at_source, at_aggregator, stage = probed(staged)
@@ -106,7 +101,7 @@ def assert_nothing_else_changed(stage: Stage) -> None:
     """The run went on as if nothing had been: both rounds give what the honest sources sent."""
     assert [stage.accepted(index) for index in ALL] == [2, 2, 1, 2, 2]
     assert stage.alarms(VICTIM) == ["QUORUM"]  # of the first attempt, which two others gave up
-    expected = mean_of(stage, 1, [1, 2, 4, 5]) + mean_of(stage, 2, ALL)
+    expected = stage.mean_of([1, 2, 4, 5], 1) + stage.mean_of(ALL, 2)
     np.testing.assert_allclose(stage.aggregator.model, expected, atol=2e-7)
 
 
@@ -187,7 +182,7 @@ def test_join_of_another_run_costs_its_sender_the_attempt_and_nothing_else(stage
     stage = staged(5, aggregator=WatchedAggregator, network=network).play()
     assert [stage.accepted(index) for index in ALL] == [1, 1, 0, 1, 1]
     assert stage.aggregator.operator.alarms == []
-    expected = mean_of(stage, 1, [1, 2, 4, 5])
+    expected = stage.mean_of([1, 2, 4, 5], 1)
     np.testing.assert_allclose(stage.aggregator.model, expected, atol=1e-7)
 
 

@@ -27,11 +27,6 @@ BEYOND = "beyond the clip at the weight that came with it"
 SIGNS = np.resize([1.0, -1.0], N_PARAMS)
 
 
-def mean_of(stage: Stage, members: list[int]) -> Any:
-    total = sum(stage.weight(index) * stage.update(index).astype(np.float64) for index in members)
-    return total / sum(stage.weight(index) for index in members)
-
-
 def near_the_clip(index: int, round_number: int, received: Any) -> Any:
     """Honest updates that all point the same way, at nine tenths of the clip."""
     return (0.9 * CLIP * SIGNS).astype(np.float32)
@@ -74,7 +69,7 @@ def test_sum_of_honest_inputs_comes_out_with_its_signs_turned_where_the_ring_may
     with switched_off(checks_off("HEADER_WRAP"), roster=stage.roster):
         stage.play()
     assert [stage.alarms(index) for index in ALL] == [[]] * 5
-    assert cosine(stage.adversary.attack(), mean_of(stage, ALL)) < -0.99
+    assert cosine(stage.adversary.attack(), stage.mean_of(ALL)) < -0.99
 
 
 def lying(staged: MakesStage, n: int, amount: int, coordinates: int) -> Stage:
@@ -117,7 +112,7 @@ def test_lie_in_one_coordinate_raises_an_alarm_or_stays_within_the_clip(
         assert_lost_by(stage, check)
     else:
         assert stage.aggregator.operator.alarms == []
-        assert np.sign(sixteenths) * (stage.aggregator.model[0] - mean_of(stage, [1, 2, 3])[0]) > 0.25
+        assert np.sign(sixteenths) * (stage.aggregator.model[0] - stage.mean_of([1, 2, 3])[0]) > 0.25
         assert np.max(np.abs(stage.aggregator.model)) <= CLIP
 
 
@@ -128,7 +123,7 @@ def test_one_lie_moves_the_model_beyond_the_clip_where_the_sum_is_not_held_to_it
     with switched_off(SUM_AT_THE_CLIP, roster=stage.roster):
         stage.play()
     assert stage.aggregator.operator.alarms == []
-    assert np.max(np.abs(mean_of(stage, [1, 2, 3]))) < 0.5 * CLIP
+    assert np.max(np.abs(stage.mean_of([1, 2, 3]))) < 0.5 * CLIP
     assert np.max(stage.aggregator.model) > 1.3 * CLIP
 
 
@@ -140,7 +135,7 @@ def test_lie_of_half_the_ring_turns_the_model_round_where_no_range_is_checked(st
         stage.play()
     assert stage.aggregator.operator.alarms == []
     assert np.min(np.abs(stage.aggregator.model)) > 2 * CLIP
-    assert cosine(stage.aggregator.model, mean_of(stage, [1, 2, 3])) < 0
+    assert cosine(stage.aggregator.model, stage.mean_of([1, 2, 3])) < 0
 
 
 # Shares of attention, whose sum divides that of the updates.
@@ -205,7 +200,7 @@ def test_update_that_is_not_finite_is_refused_by_its_source_before_anything_of_i
     ]
     assert all(stage.said(index, Advertise) for index in [1, 2, 4, 5])
     assert np.all(np.isfinite(stage.aggregator.model))
-    np.testing.assert_allclose(stage.aggregator.model, mean_of(stage, [1, 2, 4, 5]), atol=stage.precision(1))
+    np.testing.assert_allclose(stage.aggregator.model, stage.mean_of([1, 2, 4, 5]), atol=stage.precision(1))
 
 
 @pytest.mark.threat("T16")
@@ -215,4 +210,4 @@ def test_update_in_clear_that_is_not_finite_names_its_source_and_is_left_out(sta
     stage = staged(5, aggregator=WatchedAggregator, sources=liar, visibility=Visibility.INDIVIDUAL).play()
     (alarm,) = stage.aggregator.operator.alarms
     assert alarm.startswith(f"alarm: source source-{LIAR} fails check INPUT_FINITE")
-    np.testing.assert_allclose(stage.aggregator.model, mean_of(stage, [1, 2, 4, 5]), atol=stage.precision(1))
+    np.testing.assert_allclose(stage.aggregator.model, stage.mean_of([1, 2, 4, 5]), atol=stage.precision(1))
