@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from federation_builder import NOW, make
+from home_federation import tree
 
 from securefda.disk import read_file
 from securefda.errors import AuthenticationError, CertificateError, ConfigError
@@ -40,10 +41,6 @@ BERNE = SiteSpec("berne", "source", "Hospital of Berne")
 
 def add(root: Path, site: SiteSpec = BERNE) -> Enrolment:
     return add_site(root, site, policy_text="p", settings_text="s", now=NOW)
-
-
-def tree(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def test_init_makes_one_kit_per_site_with_private_keys_for_their_owner_alone(tmp_path: Path) -> None:
