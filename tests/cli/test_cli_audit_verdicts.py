@@ -25,10 +25,7 @@ from run_lies import A, B, Equivocates, Lie, but
 Capture = pytest.CaptureFixture[str]
 DRAWS = at_depth(2, 12)
 
-
-@pytest.fixture(autouse=True)
-def _no_disk_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_disk_sync")
 
 
 @pytest.fixture(scope="module")
