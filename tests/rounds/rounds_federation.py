@@ -168,6 +168,10 @@ class Watch:
             self.records.setdefault(index, []), self.alarms.setdefault(index, []), self.refusals.setdefault(index, [])
         )
 
+    def checks(self, index: int) -> list[str]:
+        """What failed at a source, by name."""
+        return [getattr(error, "check", type(error).__name__) for error in self.alarms[index]]
+
     @property
     def statuses(self) -> list[str]:
         """finished or lost, round by round."""

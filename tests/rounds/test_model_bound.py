@@ -71,10 +71,6 @@ def known_of(federation: Federation, index: int = ME) -> Known:
     return federation.stores[index].known(bytes.fromhex(federation.run.run_id))
 
 
-def checks(federation: Federation, index: int = ME) -> list[str]:
-    return [getattr(error, "check", "") for error in federation.watch.alarms[index]]
-
-
 # The first model.
 
 
@@ -390,7 +386,7 @@ def test_source_without_receipts_of_others_sits_one_round_out_and_is_not_lost(fe
     until(federation.open(), 2, Result, round_number=1)
     federation.restart(ME)
     federation.go()
-    assert checks(federation) == ["HEADER_CHAIN"]
+    assert federation.watch.checks(ME) == ["HEADER_CHAIN"]
     assert [line["refused"] for line in federation.watch.lines] == [{}, {f"source-{ME}": "HEADER_CHAIN"}, {}]
     assert federation.statuses == ["finished"] * 3
     assert [record["round"] for record in federation.watch.records[ME]] == [3]
@@ -401,7 +397,7 @@ def test_result_that_nobody_got_before_the_aggregator_was_killed_is_taken_up(tmp
 
     assert federation.statuses == ["finished"] * 3
     for index in range(1, N + 1):
-        assert checks(federation, index) == []
+        assert federation.watch.checks(index) == []
         taken = known_of(federation, index).taken
         assert taken is not None
         assert (taken.round, taken.number) == (3, 3)

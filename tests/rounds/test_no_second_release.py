@@ -45,11 +45,6 @@ def me(federation: Federation) -> SourceRun:
     return federation.sources[ME]
 
 
-def checks(federation: Federation) -> list[str]:
-    """What failed at the source, by name."""
-    return [getattr(error, "check", type(error).__name__) for error in federation.watch.alarms[ME]]
-
-
 def bodies(answers: list[Parcel]) -> list[Any]:
     return [answer.message.body for answer in answers]
 
@@ -141,7 +136,7 @@ def test_a_session_lost_after_r2_is_followed_by_none_of_its_round(
     elif how == "crash":
         me = restarted(federation)
     assert bodies(me.handle(again(header, attempt=2))) == [Refusal("RELEASE_FUSE")]
-    assert checks(federation)[-1:] == ["RELEASE_FUSE"]
+    assert federation.watch.checks(ME)[-1:] == ["RELEASE_FUSE"]
     assert released(federation)
 
 
@@ -163,7 +158,7 @@ def test_a_restarted_source_does_not_resume_the_session(federation: Federation, 
     before = released(federation)
     me = restarted(federation)
     assert me.handle(message) == []
-    assert checks(federation) == ["ORDER"]
+    assert federation.watch.checks(ME) == ["ORDER"]
     assert me.current is None
     assert released(federation) == before
 

@@ -62,15 +62,11 @@ def answers_of(source: SourceRun, parcel: Parcel) -> list[Any]:
     return [answer.message.body for answer in source.handle(parcel)]
 
 
-def checks(federation: Federation) -> list[str]:
-    return [getattr(error, "check", type(error).__name__) for error in federation.watch.alarms[ME]]
-
-
 @pytest.mark.parametrize("roster", [struck(OTHER), roster_with(OTHER, signing_key=bytes(31) + b"\1")])
 def test_a_source_with_a_newer_roster_refuses_a_run_of_the_older_one(federation: Federation, roster: Roster) -> None:
     header = until(federation, ME, Header)
     assert answers_of(newer(federation, roster), header) == [Refusal("HEADER_ROSTER")]
-    assert checks(federation) == ["HEADER_ROSTER"]
+    assert federation.watch.checks(ME) == ["HEADER_ROSTER"]
 
 
 def test_a_lying_digest_brings_no_struck_source_back(federation: Federation) -> None:

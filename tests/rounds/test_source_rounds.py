@@ -59,11 +59,6 @@ def me(federation: Federation) -> SourceRun:
     return federation.sources[ME]
 
 
-def checks(federation: Federation) -> list[str]:
-    """What failed at the source, by name."""
-    return [getattr(error, "check", type(error).__name__) for error in federation.watch.alarms[ME]]
-
-
 def answer_of(answers: list[Parcel]) -> Any:
     """The only answer's body; it carries no vector."""
     (answer,) = answers
@@ -142,13 +137,13 @@ def test_a_source_refuses_a_false_header_before_it_trains(
     federation: Federation, me: SourceRun, check: str, lie: Callable[[Parcel], Parcel]
 ) -> None:
     assert_refused(federation, me.handle(lie(until(federation, ME, Header))), check)
-    assert checks(federation) == [check]
+    assert federation.watch.checks(ME) == [check]
 
 
 def test_a_source_refuses_statistics_that_contradict_the_target_s_update(federation: Federation, me: SourceRun) -> None:
     me.handle(with_mean_square_zero(until(federation, ME, Header)))
     assert_refused(federation, me.train(), "HEADER_TARGET")
-    assert checks(federation) == ["HEADER_TARGET"]
+    assert federation.watch.checks(ME) == ["HEADER_TARGET"]
 
 
 @pytest.mark.parametrize(
@@ -225,11 +220,11 @@ def test_a_message_out_of_order_ends_the_session_for_good(
     assert isinstance(answer, Abort)
     assert (answer.check, answer.accused) == ("ORDER", TARGET)
     assert all(len(secret) == 0 for secret in secrets_in(phase))
-    before = checks(federation)
+    before = federation.watch.checks(ME)
     assert before == ["ORDER"]
     if expected is not Header:
         assert me.handle(honest) == []
-    assert checks(federation) == before
+    assert federation.watch.checks(ME) == before
     assert fuse_is_burnt(federation) == (expected in (Survivors, Consistency))
 
 
@@ -302,14 +297,14 @@ def test_how_long_a_source_waits_follows_the_header(federation: Federation, me: 
 
 def test_a_message_outside_a_session_is_answered_with_nothing(federation: Federation, me: SourceRun) -> None:
     assert me.handle(Parcel(signer(TARGET).sign(b"q" * 32, NO_CONTEXT, KeyList(())))) == []
-    assert checks(federation) == ["ORDER"]
+    assert federation.watch.checks(ME) == ["ORDER"]
 
 
 @pytest.mark.parametrize("body", [Goodbye(True, 1, ""), Abort(Step.HEADER, "HEADER_ARCHITECTURE", ME)])
 def test_only_the_target_can_end_the_run_of_a_source(federation: Federation, me: SourceRun, body: Any) -> None:
     assert me.handle(Parcel(signer(3).sign(NO_SESSION, NO_CONTEXT, body))) == []
     assert (me.standing.goodbye, me.standing.failure) == (None, None)
-    assert checks(federation) == ["SENDER"]
+    assert federation.watch.checks(ME) == ["SENDER"]
     me.handle(Parcel(signer(TARGET).sign(NO_SESSION, NO_CONTEXT, body)))
     assert (me.standing.goodbye is not None) or isinstance(me.standing.failure, ConfigError)
 

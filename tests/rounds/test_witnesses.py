@@ -113,7 +113,7 @@ def test_source_cosigns_no_false_checkpoint_of_the_target(federation: Federation
     answers = federation.sources[ME].handle(outside(TARGET, lie(federation, TARGET, shown_by(federation, TARGET, ME))))
 
     assert answers == []
-    assert [getattr(alarm, "check", "") for alarm in federation.watch.alarms[ME]] == [check]
+    assert federation.watch.checks(ME) == [check]
     assert known(federation, ME, TARGET) == before
     alarm = next(record.entry for record in events(federation, ME) if record.entry.type == "alarm")
     assert alarm.facts == {"check": check, "accused": [site_id(TARGET)]}
@@ -260,7 +260,7 @@ def test_log_that_is_shown_again_and_again_is_a_fault_at_either_side(federation:
     for number in range(MOST_SHOWN + 1):
         federation.run.receive(outside(ME, replace(own, known=number)))
 
-    assert "CHECKPOINT_AGAIN" in [getattr(alarm, "check", "") for alarm in federation.watch.alarms[ME]]
+    assert "CHECKPOINT_AGAIN" in federation.watch.checks(ME)
     assert f"{site_id(ME)} fails check CHECKPOINT_AGAIN" in federation.watch.text
 
 
