@@ -40,6 +40,7 @@ from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.notes import Note
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import (
+    SESSION_ID_BYTES,
     Checkpoint,
     Cosigned,
     Header,
@@ -454,6 +455,11 @@ class Federation(MemoryNetwork[AggregatorRun, SourceRun]):
         for index in self.reached:
             self.sources[index].forget()
         return self.open()
+
+    def released(self, index: int) -> bool:
+        """Whether a source has released its update of the first round."""
+        run_id = bytes.fromhex(self.run.run_id)
+        return self.stores[index].history(bytes(SESSION_ID_BYTES), run_id, 1).released
 
     def close(self) -> None:
         OPEN.discard(self)

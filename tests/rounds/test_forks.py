@@ -15,7 +15,6 @@ from rounds_federation import Federation, secrets_in, until
 from securefda.errors import SecureFdaError
 from securefda.protocol import source_session as session_steps
 from securefda.protocol.messages import (
-    SESSION_ID_BYTES,
     Consistency,
     Header,
     KeyList,
@@ -40,11 +39,6 @@ def federation(tmp_path: Path) -> Federation:
 
 def alarms(federation: Federation) -> list[SecureFdaError]:
     return federation.watch.alarms[ME]
-
-
-def released(federation: Federation) -> bool:
-    run_id = bytes.fromhex(federation.run.run_id)
-    return federation.stores[ME].history(bytes(SESSION_ID_BYTES), run_id, 1).released
 
 
 def waiting_for(federation: Federation, kind: type) -> Parcel:
@@ -126,7 +120,7 @@ def test_a_fork_below_python_is_found_too(federation: Federation) -> None:
     me = federation.sources[ME]
     text = in_a_fork(lambda: outcome(lambda: me.handle(message)), fork=ctypes.PyDLL(None).fork)
     assert text.startswith("CopiedProcess: ")
-    assert not released(federation)
+    assert not federation.released(ME)
 
 
 def test_a_task_that_forks_in_training_gives_the_copy_no_secret_of_the_session(
@@ -175,7 +169,7 @@ def test_of_a_task_that_forks_in_training_only_the_original_releases(
         assert pipe.read().startswith("CopiedProcess: ")
     os.waitpid(children[0], 0)
     assert text.startswith("[Update(")
-    assert released(federation)
+    assert federation.released(ME)
 
 
 def test_a_guard_names_both_processes_and_keeps_nothing_alive() -> None:

@@ -49,11 +49,6 @@ def bodies(answers: list[Parcel]) -> list[Any]:
     return [answer.message.body for answer in answers]
 
 
-def released(federation: Federation, number: int = 1) -> bool:
-    run_id = bytes.fromhex(federation.run.run_id)
-    return federation.stores[ME].history(bytes(SESSION_ID_BYTES), run_id, number).released
-
-
 def again(header: Parcel, *, session: bytes = b"t", **changes: Any) -> Parcel:
     """The header of another session of the same round, really signed by the target."""
     message = signer(TARGET).sign(session * SESSION_ID_BYTES, NO_CONTEXT, replace(header.message.body, **changes))
@@ -83,7 +78,7 @@ def test_a_header_that_was_refused_leaves_the_round_open(federation: Federation,
     other = Parcel(again(header, session=b"l").message, (bytes(len(model)), *others))
     assert bodies(me.handle(other)) == [Refusal("HEADER_MODEL")]
     assert isinstance(bodies(me.handle(again(header, attempt=2)))[0], Advertise)
-    assert not released(federation)
+    assert not federation.released(ME)
 
 
 def test_a_header_of_another_model_than_came_with_it_is_not_remembered(federation: Federation, me: SourceRun) -> None:
@@ -137,7 +132,7 @@ def test_a_session_lost_after_r2_is_followed_by_none_of_its_round(
         me = restarted(federation)
     assert bodies(me.handle(again(header, attempt=2))) == [Refusal("RELEASE_FUSE")]
     assert federation.watch.checks(ME)[-1:] == ["RELEASE_FUSE"]
-    assert released(federation)
+    assert federation.released(ME)
 
 
 @pytest.mark.parametrize("visibility", [Visibility.SUM, Visibility.INDIVIDUAL])
@@ -155,12 +150,12 @@ def test_a_crash_between_the_fuse_and_the_sending_closes_the_round(tmp_path: Pat
 @pytest.mark.parametrize("next_is", [*BEFORE_RELEASE, *AFTER_RELEASE])
 def test_a_restarted_source_does_not_resume_the_session(federation: Federation, next_is: type) -> None:
     _, message = header_until(federation, next_is)
-    before = released(federation)
+    before = federation.released(ME)
     me = restarted(federation)
     assert me.handle(message) == []
     assert federation.watch.checks(ME) == ["ORDER"]
     assert me.current is None
-    assert released(federation) == before
+    assert federation.released(ME) == before
 
 
 # A disk that is full
@@ -191,7 +186,7 @@ def test_a_full_disk_at_the_fuse_lets_nothing_out_and_says_so_in_one_line(
     assert "free disk space" in me.standing.failure.hint
     assert secrets
     assert all(len(secret) == 0 for secret in secrets)
-    assert not released(federation)
+    assert not federation.released(ME)
     assert isinstance(bodies(restarted(federation).handle(again(header, attempt=2)))[0], Advertise)
 
 
@@ -201,4 +196,4 @@ def test_a_marker_that_cannot_be_moved_on_lets_nothing_out(
     _, delivery = header_until(federation, ShareDelivery)
     (tmp_path / f"source-{ME}.sqlite.releases-0").unlink()
     assert bodies(me.handle(delivery)) == [Refusal("STORAGE")]
-    assert released(federation)  # burnt in vain: the round is closed, and nothing of it has left
+    assert federation.released(ME)  # burnt in vain: the round is closed, and nothing of it has left

@@ -81,15 +81,10 @@ def trained(federation: Federation) -> list[Parcel]:
     return source.train()
 
 
-def fuse_is_burnt(federation: Federation, number: int = 1) -> bool:
-    run_id = bytes.fromhex(federation.run.run_id)
-    return federation.stores[ME].history(bytes(SESSION_ID_BYTES), run_id, number).released
-
-
 def assert_refused(federation: Federation, answers: list[Parcel], key: str) -> None:
     """The source said which key or check it was, trained nothing, and let nothing out."""
     assert answer_of(answers) == Refusal(key)
-    assert not fuse_is_burnt(federation)
+    assert not federation.released(ME)
     assert federation.sources[ME].current is None
     assert federation.sources[ME].standing.failure is None
 
@@ -225,7 +220,7 @@ def test_a_message_out_of_order_ends_the_session_for_good(
     if expected is not Header:
         assert me.handle(honest) == []
     assert federation.watch.checks(ME) == before
-    assert fuse_is_burnt(federation) == (expected in (Survivors, Consistency))
+    assert federation.released(ME) == (expected in (Survivors, Consistency))
 
 
 def _any_body(kind: type) -> Any:
