@@ -67,6 +67,12 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
+def swap(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+
+
 def verify(folder: Path, needed: int = 2, known: list[bytes] | None = None, name: LogName = NAME) -> Verification:
     return verify_log(folder, name, PUBLIC, witnesses_needed=needed, known=known or [])
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from log_builder import KEYS, NAME, Clock, entry, files, grow, opened
+from log_builder import KEYS, NAME, Clock, entry, files, grow, opened, swap
 
 from securefda.audit.log import AuditLog
 from securefda.audit.log_files import AuditError
@@ -33,12 +33,6 @@ def damaged(change: Callable[[Path], object], folder: Path) -> AuditError:
     assert "\n" not in str(error.value)
     assert isinstance(error.value, SecureFdaError)
     return error.value
-
-
-def swap(path: Path, old: bytes, new: bytes) -> None:
-    data = path.read_bytes()
-    assert old in data
-    path.write_bytes(data.replace(old, new))
 
 
 def test_writer_signs_nothing_on_top_of_a_changed_record(folder: Path) -> None:

@@ -24,6 +24,7 @@ from log_builder import (
     found,
     grow,
     opened,
+    swap,
     verify,
     witness_key,
 )
@@ -215,12 +216,6 @@ def test_damaged_tiles_and_bundles_of_a_larger_log_are_found(
 
 def kept(folder: Path, size: int) -> Path:
     return folder / f"checkpoints/{size:016d}"
-
-
-def swap(path: Path, old: bytes, new: bytes) -> None:
-    data = path.read_bytes()
-    assert old in data
-    path.write_bytes(data.replace(old, new))
 
 
 def resigned(folder: Path, change: Callable[[Note], Note]) -> None:
