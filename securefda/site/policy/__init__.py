@@ -15,10 +15,9 @@ from securefda.site.policy.schema import (
     load_policy,
     parse_policy,
 )
-from securefda.site.policy.signed import HoldsPolicy, load_signed_policy
+from securefda.site.policy.signed import load_signed_policy
 from securefda.site.policy.template import (
     NAMED_POLICIES,
-    NamedPolicy,
     default_policy,
     default_policy_text,
     policy_text,
@@ -28,7 +27,6 @@ from securefda.site.policy.verdict import (
     check_header_by_policy,
     check_metadata,
     check_moments,
-    check_schedule,
     check_task,
     check_training,
     require_satisfiable,
@@ -41,10 +39,8 @@ __all__ = [
     "Change",
     "DpPolicy",
     "Explanation",
-    "HoldsPolicy",
     "MetadataPolicy",
     "MomentBounds",
-    "NamedPolicy",
     "NormCapBounds",
     "QuantisationBounds",
     "ReleaseLimits",
@@ -55,7 +51,6 @@ __all__ = [
     "check_header_by_policy",
     "check_metadata",
     "check_moments",
-    "check_schedule",
     "check_task",
     "check_training",
     "default_policy",
