@@ -272,8 +272,8 @@ class ProtocolError(SecureFdaError):
 
     exit_code = ExitCode.CONNECTION
 
-    def __init__(self, check: str, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, check: str, message: str) -> None:
+        super().__init__(message)
         self.check = check
         self.place = ""
 
