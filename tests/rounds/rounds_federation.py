@@ -40,6 +40,8 @@ from securefda.errors import PolicyRefusal, SecureFdaError
 from securefda.operations.notes import Note
 from securefda.operations.records import RoundLine, SiteLine
 from securefda.protocol.messages import (
+    NO_CONTEXT,
+    NO_SESSION,
     SESSION_ID_BYTES,
     Checkpoint,
     Cosigned,
@@ -496,6 +498,17 @@ Build = Callable[..., Federation]
 def changed(header: AnySigned, **changes: Any) -> AnySigned:
     """A header with other contents, signed by the target in the same session."""
     return signer(TARGET).sign(header.envelope.session_id, b"", replace(header.body, **changes))
+
+
+def outside(index: int, body: Any) -> Parcel:
+    """A message of a site that belongs to no session."""
+    return Parcel(signer(index).sign(NO_SESSION, NO_CONTEXT, body))
+
+
+def known(federation: Federation, at: int, of: int) -> Any:
+    """The checkpoint of another site that a site has cosigned last."""
+    site = federation.run._site if at == TARGET else federation.sources[at]._site
+    return site.witness._memory.cosigned(site.witness.journal.name_of(of).origin)
 
 
 def is_witnessing(message: AnySigned) -> bool:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 from known_sites import known_key
-from rounds_federation import TARGET, Federation, identity, signer, site_id, until
+from rounds_federation import TARGET, Federation, identity, known, outside, site_id, until
 
 from securefda.audit import signed_notes, witness
 from securefda.audit.reading import open_log
 from securefda.audit.signed_notes import ML_DSA_65, LogName, Note, Signature, witness_name
 from securefda.audit.verify import Verification, verify_log
-from securefda.protocol.messages import NO_CONTEXT, NO_SESSION, Checkpoint, Cosigned, Header, Parcel
+from securefda.protocol.messages import Checkpoint, Cosigned, Header, Parcel
 from securefda.protocol.ml_dsa import ml_dsa_key
 from securefda.protocol.roster import Roster
 from securefda.site.throwaway import throwaway_roster
@@ -75,15 +75,6 @@ def lied(shown: Checkpoint, who: int, lie: Lie) -> Checkpoint:
     note = Note.parse(shown.note)
     name = note.signatures[0].name
     return replace(shown, note=replace(note, signatures=(note.signatures[0], *lie(who, note.text, name))).to_bytes())
-
-
-def outside(index: int, body: Checkpoint | Cosigned) -> Parcel:
-    return Parcel(signer(index).sign(NO_SESSION, NO_CONTEXT, body))
-
-
-def known(federation: Federation, at: int, of: int) -> object:
-    site = federation.run._site if at == TARGET else federation.sources[at]._site
-    return site.witness._memory.cosigned(site.witness.journal.name_of(of).origin)
 
 
 def shown_first(federation: Federation) -> Parcel:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rounds_federation import TARGET, Federation, identity, is_header, signer, site_id, until
+from rounds_federation import TARGET, Federation, identity, is_header, known, outside, signer, site_id, until
 
 from securefda.audit import signed_notes
 from securefda.audit.log_records import MAX_INTEGER, Record
@@ -18,7 +18,6 @@ from securefda.audit.verify import verify_log
 from securefda.audit.witness import MOST_SHOWN
 from securefda.protocol.messages import (
     NO_CONTEXT,
-    NO_SESSION,
     Checkpoint,
     Cosigned,
     Goodbye,
@@ -89,15 +88,6 @@ def shown_by(federation: Federation, who: int, to: int) -> Checkpoint:
     shown = witness.show(to).message.body
     assert isinstance(shown, Checkpoint)
     return shown
-
-
-def outside(index: int, body: Any) -> Parcel:
-    return Parcel(signer(index).sign(NO_SESSION, NO_CONTEXT, body))
-
-
-def known(federation: Federation, at: int, of: int) -> Any:
-    site = federation.run._site if at == TARGET else federation.sources[at]._site
-    return site.witness._memory.cosigned(site.witness.journal.name_of(of).origin)
 
 
 def events(federation: Federation, index: int) -> list[Record]:
