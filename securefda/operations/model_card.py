@@ -12,14 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from securefda.formats import MODEL_CARD
-from securefda.operations.records import best_round, chosen_metric, metrics_in
+from securefda.operations.records import (
+    REPORTED_ROUNDS,
+    RULES_WITHOUT_SOURCES,
+    best_round,
+    chosen_metric,
+    metrics_in,
+)
 from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
 from securefda.operations.summary_text import ANALYTIC, BASELINES, difference_text, setting_text
+from securefda.rules.strategy import Rule
 from securefda.task_metric import TaskMetric, with_balance
 from securefda.text import bound_text, counted, printable
 
 _UNKNOWN = "known to that site alone"
 _MARKS = str.maketrans("", "", "`|\n")
+_PERSONAL = tuple(rule for rule in Rule if rule.is_personal)
+"""Rules that measure a model of the target's own, where the files hold the common one."""
 
 
 def card_of(record: RunRecord) -> dict[str, Any]:
@@ -30,12 +39,15 @@ def card_of(record: RunRecord) -> dict[str, Any]:
     """
     summary = record.summary or {}
     setting, privacy = summary.get("setting") or {}, summary.get("target_privacy")
-    sources = list[dict[str, Any]]()
+    rule, sources = (summary.get("strategy") or {}).get("rule"), list[dict[str, Any]]()
+    # Where no source took part, a summary has the levels that the settings permit.
+    took_part = summary.get("rounds") and rule not in RULES_WITHOUT_SOURCES
+    levels: dict[str, str] = (summary.get("visibility") or {}) if took_part else {}
     for site in setting.get("sources", []):
         lines: list[dict[str, Any]] = [{**line} for line in record.sites.get(site, ()) if "refused" not in line]
         last = lines[-1] if lines else {}
         known: dict[str, Any] = {key: last[key] for key in ("samples", "epsilon", "delta", "policy") if key in last}
-        sources.append({"site": site, "visibility": (summary.get("visibility") or {}).get(site), **known})
+        sources.append({"site": site, "visibility": levels.get(site), **known})
     spent = {key: privacy[key] for key in ("epsilon", "delta", "accountant")} if privacy else {}
     best, adapted = best_round(record.rounds), summary.get("adapted")
     metrics = {
@@ -51,7 +63,7 @@ def card_of(record: RunRecord) -> dict[str, Any]:
         "run": summary.get("run_id"),
         "ended": summary.get("ended"),
         "status": summary.get("status"),
-        "rule": (summary.get("strategy") or {}).get("rule"),
+        "rule": rule,
         "rounds": summary.get("rounds"),
         "rounds_planned": summary.get("rounds_planned"),
         "target": {"site": setting.get("target"), **spent},
@@ -63,6 +75,7 @@ def card_of(record: RunRecord) -> dict[str, Any]:
             "adapted": {"sha256": adapted["digest"]} if adapted and adapted["kept"] else None,
         },
         "metric": asdict(chosen_metric(summary, *record.rounds)),
+        "models_measured": (summary.get("strategy") or {}).get("head", "none") == "none" and rule not in _PERSONAL,
         "metrics": {key: values for key, found in metrics.items() if (values := metrics_in(found))},
         "help": {key: found["help"] for key in BASELINES if (found := summary.get(key)) and "help" in found},
         "source_share": summary.get("source_share"),
@@ -78,6 +91,9 @@ def card_text(card: dict[str, Any]) -> str:
     share, warmed = card["source_share"], "warm_target" in metrics
     of = "head" if card["rule"] == ANALYTIC else "steps after warm-up" if warmed else "steps"
     noise = _bound(target) if "epsilon" in target else "none"
+    last = min(REPORTED_ROUNDS, card["rounds"] or 0)
+    of_last = f"mean of the last {last} rounds" if last > 1 else "after the only round"
+    names = {**_METRICS, "last_rounds": of_last}
     lines = [
         f"# Model card: {_code(card['task'])}",
         "",
@@ -96,9 +112,10 @@ def card_text(card: dict[str, Any]) -> str:
         "",
         f"{metric.title[0].upper()}{metric.title[1:]} on the target's test rows, which trained no model.",
         "",
-        *(f"- {_METRICS[key]}: {with_balance(metric, values)}" for key, values in metrics.items()),
+        *([] if card["models_measured"] or not metrics else [_OF_ITS_OWN, ""]),
+        *(f"- {names[key]}: {with_balance(metric, values)}" for key, values in metrics.items()),
         *([] if metrics else ["- not measured"]),
-        *([f"- the mean of the last five rounds, compared: {', '.join(helped)}"] if helped else []),
+        *([f"- {of_last}, compared: {', '.join(helped)}"] if helped else []),
         *([] if share is None else [f"- the sources' share of the {of}: {100 * share:.0f} %"]),
         "",
         "## Models",
@@ -115,8 +132,11 @@ def card_text(card: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+_OF_ITS_OWN = (
+    "The run's figures are of a model of the target's own. The models below are the common one by itself, which was "
+    "not measured."
+)
 _METRICS = {
-    "last_rounds": "mean of the last five rounds",
     "last_round": "last round",
     "target_only": "for comparison, the target alone",
     "warm_target": "for comparison, the target alone after warm-up",

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from securefda.operations.model_card import card_of, card_text
 from securefda.operations.records import SiteLine
 from securefda.operations.run_folder import RunRecord
@@ -90,8 +92,38 @@ def test_a_task_without_accuracy_has_its_own_metric_on_the_card() -> None:
     own = {"target_accuracy": None, "final_accuracy": None, "metric": metric, "target_metrics": {"rmse": 2.5}}
     text = card_text(card_of(record({**SUMMARY, **own, "target_only": {"accuracy": None, "metrics": {"rmse": 3.25}}})))
     assert "RMSE on the target's test rows" in text
-    assert "- mean of the last five rounds: 2.500" in text
+    assert "- mean of the last 2 rounds: 2.500" in text
     assert "- for comparison, the target alone: 3.250" in text
+
+
+def test_a_run_of_one_round_has_no_mean_of_five() -> None:
+    alone = {"accuracy": 0.7, "help": {"difference": 0.1, "low": 0.05, "high": 0.15, "test_rows": 200}}
+    text = card_text(card_of(record({**SUMMARY, "rounds": 1, "rounds_planned": 1, "target_only": alone})))
+    assert "- after the only round: 80.0 %" in text
+    assert "- after the only round, compared: +10.0 points" in text
+    assert "five" not in text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "measured"),
+    [
+        ({"rule": "ditto"}, False),
+        ({"rule": "knn_per", "head": "none"}, False),
+        ({"rule": "fedda_auto", "head": "knn"}, False),
+        ({"rule": "fedda_auto", "head": "none", "folds": 5}, True),
+        ({"rule": "of_a_later_release"}, True),
+    ],
+)
+def test_figures_of_a_model_that_no_file_holds_are_said_to_be(strategy: dict[str, Any], *, measured: bool) -> None:
+    card = card_of(record({**SUMMARY, "strategy": strategy}))
+    assert card["models_measured"] is measured
+    assert ("The run's figures are of a model of the target's own" in card_text(card)) is not measured
+
+
+@pytest.mark.parametrize("changes", [{"strategy": {"rule": "target_only"}}, {"rounds": 0, "target_accuracy": None}])
+def test_a_source_that_no_round_asked_took_no_part(changes: dict[str, Any]) -> None:
+    card = card_of(record({**SUMMARY, "visibility": {"north": "sum", "south": "sum"}, **changes}))
+    assert {source["visibility"] for source in card["sources"]} == {None}
 
 
 def test_the_card_names_no_path_and_no_option_of_the_task() -> None:
