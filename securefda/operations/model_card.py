@@ -12,15 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from securefda.formats import MODEL_CARD
-from securefda.operations.records import (
-    REPORTED_ROUNDS,
-    RULES_WITHOUT_SOURCES,
-    best_round,
-    chosen_metric,
-    metrics_in,
-)
+from securefda.operations.records import REPORTED_ROUNDS, best_round, chosen_metric, metrics_in
 from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
-from securefda.operations.summary_text import ANALYTIC, BASELINES, difference_text, setting_text
+from securefda.operations.summary_text import ANALYTIC, BASELINES, difference_text, levels_in, setting_text
 from securefda.rules.strategy import Rule
 from securefda.task_metric import TaskMetric, with_balance
 from securefda.text import bound_text, counted, printable
@@ -40,9 +34,7 @@ def card_of(record: RunRecord) -> dict[str, Any]:
     summary = record.summary or {}
     setting, privacy = summary.get("setting") or {}, summary.get("target_privacy")
     rule, sources = (summary.get("strategy") or {}).get("rule"), list[dict[str, Any]]()
-    # Where no source took part, a summary has the levels that the settings permit.
-    took_part = summary.get("rounds") and rule not in RULES_WITHOUT_SOURCES
-    levels: dict[str, str] = (summary.get("visibility") or {}) if took_part else {}
+    levels = levels_in(summary)
     for site in setting.get("sources", []):
         lines: list[dict[str, Any]] = [{**line} for line in record.sites.get(site, ()) if "refused" not in line]
         last = lines[-1] if lines else {}

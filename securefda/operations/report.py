@@ -35,6 +35,7 @@ from securefda.operations.summary_text import (
     help_text,
     interval_text,
     labels_rows,
+    levels_in,
     norm_cap_text,
     published_name,
     releases_text,
@@ -259,7 +260,7 @@ def settings_section(summary: Mapping[str, Any]) -> Section:
 
 def _sources(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> Section:
     """Return a row for each source: at which visibility it took part, in how many rounds, and what it sent and got."""
-    levels = summary.get("visibility") or {site: at for line in rounds for site, at in line.get("levels", {}).items()}
+    levels = levels_in(summary) or {site: at for line in rounds for site, at in line.get("levels", {}).items()}
     counted_in = Counter(site for line in rounds for site in line.get("survivors", []))
     dropped = Counter(site for line in rounds for site in line.get("dropped", []))
     refused = [(site, key) for line in rounds for site, key in line.get("refused", {}).items()]

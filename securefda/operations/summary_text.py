@@ -51,7 +51,9 @@ _CANCELLING = (
 def run_text(summary: Summary, folder: Path) -> str:
     """Return aligned lines about one run: its figures, and below them `result_rows`."""
     lost, cosine, rules = summary.rounds_lost, summary.target_cosine, summary.rounds_by_rule
-    known, absent = summary.as_json(), absent_sources(summary.visibility, summary.setting or {})
+    known = summary.as_json()
+    levels = levels_in(known)
+    absent = absent_sources(levels, summary.setting or {})
     metric, means, final = chosen_metric(known), metrics_in(known, "target_"), metrics_in(known, "final_")
     others = metrics_text(means, apart_from=(metric.name,))
     rows = [
@@ -82,7 +84,7 @@ def run_text(summary: Summary, folder: Path) -> str:
     )
     privacy = [
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
-        ("visibility", levels_text(summary.visibility)),
+        ("visibility", levels_text(levels)),
         ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
         (
             "sources' share",
@@ -321,6 +323,16 @@ def absent_sources(visibility: Mapping[str, str], setting: Mapping[str, Any]) ->
 
 
 NO_ACCURACY = "no accuracy, for no test row has a label"
+
+
+def levels_in(summary: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return source -> the level at which most was seen of it, from the contents of a ``summary.json``.
+
+    Empty where no source was asked: a summary then has the levels that the settings permit.
+    """
+    rounds = summary.get("rounds") or summary.get("rounds_lost")
+    asked = rounds and (summary.get("strategy") or {}).get("rule") not in RULES_WITHOUT_SOURCES
+    return (summary.get("visibility") or {}) if asked else {}
 
 
 def levels_text(visibility: Mapping[str, str]) -> str:

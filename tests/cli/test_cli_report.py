@@ -395,10 +395,16 @@ def test_at_individual_nothing_is_said_to_be_hidden_from_the_aggregator() -> Non
 
 
 @pytest.mark.parametrize("rule", ["target_only", "oracle"])
-def test_a_rule_without_sources_claims_no_masks(rule: str) -> None:
+def test_a_rule_without_sources_claims_no_masks(rule: str, tmp_path: Path) -> None:
     levels = dict.fromkeys(SITES, "sum")
     assert "neither rows nor updates left any of them" in protected(levels, rule)
     assert "sum" not in protected(levels, rule) + unprotected(levels, rule)
+    lines = [line(1, rule=rule, survivors=[], bytes_up={}, bytes_down={})]
+    run = write_run(tmp_path, lines, summary=False)
+    summary = replace(summary_of(lines), strategy={"rule": rule}, setting=SETTING)
+    run.write_summary(summary)
+    assert page_of(tmp_path).row("sources-heading", "source-1")[1:3] == ["took no part", "0"]
+    assert "\nvisibility" not in run_text(summary, tmp_path)
 
 
 def test_mixed_levels_name_who_was_seen_in_which_way() -> None:
