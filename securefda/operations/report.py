@@ -42,6 +42,7 @@ from securefda.operations.summary_text import (
     setting_rows,
     silenced_in,
     spent_text,
+    undefined_text,
     verdict,
 )
 from securefda.pages.html import static_page
@@ -222,7 +223,8 @@ def _result_text(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> str
     done, metric = finished(rounds), chosen_metric(summary, *rounds)
     if not (text := help_text(summary)):
         if metric.name not in (means := _means(summary, done)):
-            return "Not measured: no test row of the target has a label." if done else ""
+            why = undefined_text(metric) if means else "no test row of the target has a label"
+            return f"Not measured: {why}." if done else ""
         why = ", since the target trains with noise" if summary.get("target_privacy") else ""
         text = f"{metric.title} {with_balance(metric, means)}, not compared with the target alone{why}"
     return f"{text[0].upper()}{text[1:]}."
@@ -386,7 +388,8 @@ def run_facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     releases, rules = summary.get("target_releases"), summary.get("rounds_by_rule") or {}
     versions = [f"{name} {version}" for name, version in (summary.get("versions") or {}).items()]
     setting, rule = summary.get("setting") or {}, str(summary.get("strategy", {}).get("rule", ""))
-    about = [*setting_rows(setting, rule), *labels_rows(setting, measured=bool(_means(summary)))]
+    measured = bool(_means(summary)) or not summary.get("rounds")
+    about = [*setting_rows(setting, rule), *labels_rows(setting, measured=measured)]
     facts = [
         ("Ended", str(summary.get("ended", "")).replace("T", " ").replace("Z", " UTC")),
         *((name[0].upper() + name[1:], text) for name, text in about),

@@ -60,7 +60,7 @@ def run_text(summary: Summary, folder: Path) -> str:
         (f"final {metric.title}", with_balance(metric, final)),
         *([("other metrics", f"{others} (mean of the last rounds)")] if others else []),
         *([("measured", "a model of the target's own, not the common one")] if summary.evaluated == "personal" else []),
-        *labels_rows(summary.setting or {}, measured=bool(means)),
+        *labels_rows(summary.setting or {}, measured=bool(means) or not summary.rounds),
         *baseline_rows(summary.target_only, summary.warm_target, metric),
         *([("ended", summary.ended.replace("T", " ").replace("Z", " UTC"))] if summary.ended else []),
         *setting_rows(summary.setting or {}, str(summary.strategy.get("rule", ""))),
@@ -257,7 +257,9 @@ def gain_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     differences = _differences(summary, metric)
     if not differences:
-        return [("gain", "not measured: the target did not train alone to compare")]
+        trained = summary.get("warm_target") or summary.get("target_only")
+        why = undefined_text(metric) if trained else "the target did not train alone to compare"
+        return [("gain", f"not measured: {why}")]
     names = ("gain", *[""] * (len(differences) - 1))
     return [*zip(names, [*differences[:-1], differences[-1] + _sources_had(summary)], strict=True)]
 
@@ -308,7 +310,10 @@ _LABELS = {
 
 
 def labels_rows(setting: Mapping[str, Any], *, measured: bool) -> list[tuple[str, str]]:
-    """Describe how many labels the target knows, unless all; ``measured`` says whether there is an accuracy."""
+    """Describe how many labels the target knows, unless all.
+
+    ``measured`` is False where rounds have finished, and no test row had a label.
+    """
     training = setting.get("training", {})
     labels = training.get("labels", "given")
     if labels == "given":
@@ -323,6 +328,11 @@ def absent_sources(visibility: Mapping[str, str], setting: Mapping[str, Any]) ->
 
 
 NO_ACCURACY = "no accuracy, for no test row has a label"
+
+
+def undefined_text(metric: TaskMetric) -> str:
+    """Say why there is no value of a metric where others were measured on the same rows."""
+    return f"the test rows do not define the {metric.title}"
 
 
 def levels_in(summary: Mapping[str, Any]) -> Mapping[str, str]:

@@ -244,6 +244,25 @@ def test_a_run_without_a_comparison_says_what_it_has(tmp_path: Path, changes: di
     assert said in page_of(tmp_path).text
 
 
+def test_a_metric_that_the_test_rows_do_not_define_is_not_called_unlabelled(tmp_path: Path) -> None:
+    metric = {"name": "auroc", "words": "AUROC", "better": "higher", "percent": False}
+    lines = [line(n, metric=metric, metrics={"brier": 0.25}) for n in (1, 2)]
+    run = write_run(tmp_path, lines, summary=False)
+    alone = Baseline(accuracy=None, final=None, rounds=2, metrics={"brier": 0.5})
+    summary = replace(summary_of(lines), target_only=alone)
+    run.write_summary(summary)
+    assert "Not measured: the test rows do not define the AUROC." in page_of(tmp_path).text
+    assert "not measured: the test rows do not define the AUROC" in run_text(summary, tmp_path)
+
+
+def test_a_run_without_a_round_says_nothing_of_test_rows(tmp_path: Path) -> None:
+    training = {**SETTING["training"], "labels": "none"}
+    run, summary = RunFolder(tmp_path), replace(summary_of([]), setting={**SETTING, "training": training})
+    run.write_summary(summary)
+    assert "none used for training" in run_text(summary, tmp_path)
+    assert "no test row has a label" not in run_text(summary, tmp_path) + page_of(tmp_path).text
+
+
 def test_settings_other_than_the_defaults_are_listed_beside_them(tmp_path: Path) -> None:
     strategy = {"rule": "fedda", "beta": 0.25, "rounds": 20, "ditto-lambda": 0.5, "of-a-later-release": True}
     lines = [line(1), line(2)]
