@@ -24,6 +24,8 @@ from securefda.parse import dotted
 from securefda.task_metric import ACCURACY, TaskMetric, metric_of, with_balance
 from securefda.text import aligned
 
+_BUDGET = {"target-epsilon": "limit", "target-delta": "delta", "accountant": "accountant"}
+"""Settings of the target's budget -> where a summary has them."""
 _DEEPEST = 3
 """Folders below the one that is named: ``demo`` puts its runs one deeper than ``run`` does."""
 
@@ -89,12 +91,17 @@ def found_run(path: Path) -> FoundRun:
     rounds = [line for line in record.rounds if line.get("status") != "lost"]
     metrics = mean_metrics(rounds[-REPORTED_ROUNDS:])
     setting = summary.get("setting") or {}
+    cap, budget = summary.get("norm_cap"), summary.get("target_privacy") or {}
     settings = {
         **dict(dotted(summary.get("strategy") or {}, "strategy")),
         **dict(dotted(setting.get("training") or {}, "training")),
         **dict(dotted(setting.get("task_options") or {}, "task.options")),
         **{key: setting[key] for key in ("federation", "target", "seed") if key in setting},
+        **({"task.data-dir": setting["data_dir"]} if setting.get("data_dir") else {}),
         **({"sources": ", ".join(setting["sources"])} if "sources" in setting else {}),
+        **({"privacy.norm-cap-kappa": cap["kappa"] if cap else 0.0} if "norm_cap" in summary else {}),
+        **({"privacy.norm-cap-granularity": cap["granularity"]} if cap else {}),
+        **{f"privacy.budget.{key}": budget[name] for key, name in _BUDGET.items() if name in budget},
         **dict(dotted(summary.get("visibility") or {}, "visibility")),
         **({"task": summary["task"]} if "task" in summary else {}),
         **dict(dotted(summary.get("versions") or {}, "versions")),
@@ -205,7 +212,8 @@ def comparison(runs: Sequence[FoundRun]) -> str:
     rows += [
         (key, *("-" if value is None else setting_text(value) for value in values)) for key, values in differing.items()
     ]
-    return aligned(rows) + ("" if differing else "\n\nno setting differs that a summary holds")
+    same = "\n\nno setting differs that a summary holds; how the sources train is in none"
+    return aligned(rows) + ("" if differing else same)
 
 
 def require_deletable(path: Path) -> None:

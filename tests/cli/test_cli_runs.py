@@ -26,7 +26,7 @@ import securefda.tasks
 from securefda.cli import main
 from securefda.operations.records import SiteLine, best_round
 from securefda.operations.run_folder import METRICS_FILE, append_line, read_run
-from securefda.operations.run_list import FoundRun, comparison
+from securefda.operations.run_list import FoundRun, comparison, differences, found_run
 from securefda.operations.state import ENDED, StateWriter, state_file
 from securefda.operations.summary_text import READ_ROWS, help_text
 from securefda.operations.trained import predict, trained_model
@@ -232,6 +232,23 @@ def test_runs_are_compared_by_the_settings_in_which_they_differ(runs: Path, caps
     assert "strategy.rule" in printed(capsys, "runs", "compare", runs / "a", runs / "b")
     assert "no setting differs" in printed(capsys, "runs", "compare", runs / "a", runs / "a")
     assert "two or more" in refused(capsys, "runs", "compare", runs / "a")
+
+
+def test_runs_are_compared_by_the_norm_cap_the_budget_and_the_data_too(runs: Path, tmp_path: Path) -> None:
+    other = copied(runs, tmp_path)
+    file = other / "summary.json"
+    summary = json.loads(file.read_text())
+    spent = {"epsilon": 1.0, "limit": 4.0, "delta": 1e-5, "accountant": "rdp"}
+    summary |= {"norm_cap": None, "target_privacy": spent, "setting": summary["setting"] | {"data_dir": "/elsewhere"}}
+    file.write_text(json.dumps(summary))
+    assert differences([found_run(runs / "a"), found_run(other)]) == {
+        "privacy.norm-cap-kappa": [1.0, 0.0],
+        "privacy.norm-cap-granularity": ["layer", None],
+        "privacy.budget.target-epsilon": [None, 4.0],
+        "privacy.budget.target-delta": [None, 1e-5],
+        "privacy.budget.accountant": [None, "rdp"],
+        "task.data-dir": [str(runs / "data"), "/elsewhere"],
+    }
 
 
 def test_runs_are_compared_in_words_that_a_settings_file_takes() -> None:
