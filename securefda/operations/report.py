@@ -412,7 +412,7 @@ def is_used(key: str, strategy: Mapping[str, Any]) -> bool:
     """Return whether a strategy's key has any effect under its own rule and server optimiser."""
     rule = str(strategy.get("rule", ""))
     if key.startswith("server-") and key != "server-optimizer":
-        return bool(strategy.get("server-optimizer", "none") != "none")
+        return rule == "personalized_fedavg" or bool(strategy.get("server-optimizer", "none") != "none")
     if key.startswith("knn-"):
         return rule == "knn_per" or strategy.get("head") == "knn"
     rules = next((rules for start, rules in _USED_BY.items() if key.startswith(start)), None)

@@ -635,6 +635,7 @@ def test_settings_that_a_rule_does_not_use_are_known(rule: str, used: set[str], 
     assert {key for key in used | unused if is_used(key, strategy)} == used
     assert is_used("knn-scale", strategy | {"head": "knn"})
     assert not is_used("server-momentum", strategy)
+    assert is_used("server-epsilon", {"rule": "personalized_fedavg", "server-optimizer": "none"})
     assert is_used("server-momentum", strategy | {"server-optimizer": "adam"})
 
 
