@@ -14,7 +14,7 @@ from typing import Any
 from securefda.formats import MODEL_CARD
 from securefda.operations.records import REPORTED_ROUNDS, best_round, chosen_metric, metrics_in
 from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
-from securefda.operations.summary_text import ANALYTIC, BASELINES, difference_text, levels_in, setting_text
+from securefda.operations.summary_text import ALONE, WARM, difference_text, levels_in, setting_text, shared_in
 from securefda.rules.strategy import Rule
 from securefda.task_metric import TaskMetric, with_balance
 from securefda.text import bound_text, counted, printable
@@ -67,6 +67,7 @@ def card_of(record: RunRecord) -> dict[str, Any]:
             "adapted": {"sha256": adapted["digest"]} if adapted and adapted["kept"] else None,
         },
         "metric": asdict(chosen_metric(summary, *record.rounds)),
+        "evaluated": summary.get("evaluated", "global"),
         "models_measured": (summary.get("strategy") or {}).get("head", "none") == "none" and rule not in _PERSONAL,
         "metrics": {key: values for key, found in metrics.items() if (values := metrics_in(found))},
         "help": {key: found["help"] for key in BASELINES if (found := summary.get(key)) and "help" in found},
@@ -81,7 +82,7 @@ def card_text(card: dict[str, Any]) -> str:
     metrics = {key: values for key, values in card["metrics"].items() if metric.name in values}
     helped = [difference_text(found, BASELINES[key], metric) for key, found in card["help"].items()]
     share, warmed = card["source_share"], "warm_target" in metrics
-    of = "head" if card["rule"] == ANALYTIC else "steps after warm-up" if warmed else "steps"
+    of = shared_in({"strategy": {"rule": card["rule"]}, "evaluated": card["evaluated"]}, warmed=warmed)
     noise = _bound(target) if "epsilon" in target else "none"
     last = min(REPORTED_ROUNDS, card["rounds"] or 0)
     of_last = f"mean of the last {last} rounds" if last > 1 else "after the only round"

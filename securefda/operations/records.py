@@ -610,7 +610,8 @@ class Summary:
     accuracy."""
 
     evaluated: Literal["global", "personal"] = "global"
-    """Which model's metrics these are: `personal`, that of the target's own model, or `global`."""
+    """Which model the last round measured: `personal`, the target's own, or `global`. With `strategy.folds`, rounds
+    can differ."""
 
     model_round: int = 0
     """Round whose model `model.safetensors` is; 0 without a finished round."""
@@ -745,7 +746,7 @@ def summarise(
         target_metrics=mean_metrics(finished[-REPORTED_ROUNDS:]),
         final_metrics=metrics_in(finished[-1]) if finished else {},
         metric=next((line["metric"] for line in finished if "metric" in line), None),
-        evaluated="personal" if any("evaluated" in line for line in finished) else "global",
+        evaluated="personal" if finished and "evaluated" in finished[-1] else "global",
         error=None if error is None else {"code": error.code, "message": str(error), "hint": error.hint},
         versions=software_versions(),
     )

@@ -40,6 +40,7 @@ from securefda.operations.summary_text import (
     published_name,
     releases_text,
     setting_rows,
+    shared_in,
     silenced_in,
     spent_text,
     undefined_text,
@@ -195,9 +196,8 @@ def result_section(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> S
         add(f"round {best['round']}, best on validation rows", metrics_in(best))
     if adapted := summary.get("adapted"):
         add(f"last model, adapted at the target{'' if adapted['kept'] else ', not kept'}", metrics_in(adapted))
-    of = "head" if (summary.get("strategy") or {}).get("rule") == ANALYTIC else "steps"
     minus = f"this run minus it (95 %){', points' if metric.percent else ''}"
-    head = ("model", metric.title, minus, f"sources' share of the {of}", "other metrics")
+    head = ("model", metric.title, minus, f"sources' share of the {shared_in(summary)}", "other metrics")
     columns = [0, 1, *(place for place in (2, 3, 4) if any(row[place] != "–" for row in rows))]
     cells = [tuple(row[place] for place in columns) for row in rows]
     last = min(REPORTED_ROUNDS, len(done))
@@ -214,8 +214,10 @@ def result_section(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> S
 
 
 def _personal(rounds: Sequence[RoundLine]) -> str:
-    own = any("evaluated" in line for line in rounds)
-    return "The model is one of the target's own, not the common one." if own else ""
+    done = finished(rounds)
+    own = sum("evaluated" in line for line in done)
+    where = "" if own == len(done) else f", in {own} of the {counted(len(done), 'round')}"
+    return f"The model is one of the target's own, not the common one{where}." if own else ""
 
 
 def _result_text(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> str:

@@ -33,7 +33,6 @@ _ALL_ANSWER = 3
 """With so many sources, none may drop out of a sum anyway."""
 
 _NAMED = 10
-_STEPS = "the steps on average, warm-up apart"
 _HEAD = "the head"
 _NAMED_SITES = 6
 ANALYTIC = "analytic"
@@ -82,6 +81,7 @@ def run_text(summary: Summary, folder: Path) -> str:
         if cosine
         else ""
     )
+    average = "" if summary.strategy.get("rule") == ANALYTIC else " on average, warm-up apart"
     privacy = [
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
         ("visibility", levels_text(levels)),
@@ -90,7 +90,7 @@ def run_text(summary: Summary, folder: Path) -> str:
             "sources' share",
             ""
             if summary.source_share is None
-            else share_text(summary.source_share, _HEAD if summary.strategy.get("rule") == ANALYTIC else _STEPS),
+            else share_text(summary.source_share, f"the {shared_in(known)}{average}"),
         ),
         ("sources left out", silenced_in(known)),
         (f"{published_name(rules)} sent to sources", releases_text(summary.target_releases)),
@@ -215,6 +215,16 @@ def share_text(share: float, of: str) -> str:
     return f"no part in {of}" if share < NO_PART else f"{100 * share:.0f} % of {of}"
 
 
+def shared_in(summary: Mapping[str, Any], *, warmed: bool = False) -> str:
+    """Return of what a run's sources had their share: the head; or the steps, which may be of another model than the
+    one that was measured.
+    """
+    if (summary.get("strategy") or {}).get("rule") == ANALYTIC:
+        return "head"
+    of = "common model's " if summary.get("evaluated") == "personal" else ""
+    return f"{of}steps{' after warm-up' if warmed else ''}"
+
+
 def step_of(rule: str) -> str:
     """Return what a round makes: the step, or the head that is fitted."""
     return _HEAD if rule == ANALYTIC else "the step"
@@ -277,9 +287,7 @@ def _differences(summary: Mapping[str, Any], metric: TaskMetric) -> list[str]:
 
 
 def _sources_had(summary: Mapping[str, Any]) -> str:
-    share, steps = summary.get("source_share"), f"the steps{' after warm-up' if summary.get('warm_target') else ''}"
-    if (summary.get("strategy") or {}).get("rule") == ANALYTIC:
-        steps = _HEAD
+    share, steps = summary.get("source_share"), f"the {shared_in(summary, warmed=bool(summary.get('warm_target')))}"
     return "" if share is None else f"; the sources had {share_text(share, steps)}"
 
 

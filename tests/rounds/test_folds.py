@@ -17,8 +17,10 @@ from securefda.cli.console import ProgressEstimate
 from securefda.errors import ConfigError, TrainingError
 from securefda.local.simulator import simulate
 from securefda.operations.progress import SilentReporter
+from securefda.operations.records import RoundLine, summarise
 from securefda.operations.report import write_report
 from securefda.operations.run_folder import read_run
+from securefda.operations.summary_text import run_text
 from securefda.operations.tracking import figures_of
 from securefda.operations.trained import trained_model
 from securefda.protocol.messages import SourcesKeep, Visibility
@@ -161,7 +163,29 @@ def test_a_whole_run_says_what_it_keeps(tmp_path: Path) -> None:
     assert len(model_to_vector(model))
     assert figures_of(rounds[-1])["folds/rule"] == rounds[-1]["fold_losses"]["rule"]
     assert "figures of the target's own model, better on its folds" in ProgressEstimate().text(rounds[-1])
-    assert "the target keeps its own model, better on its folds" in write_report(tmp_path).read_text()
+    report = write_report(tmp_path)
+    assert report is not None
+    page = report.read_text()
+    assert "the target keeps its own model, better on its folds" in page
+    own = sum("evaluated" in line for line in rounds)
+    assert f"the target&#39;s own, not the common one, in {own} of the 4 rounds" in page
+    assert "of the common model's steps on average, warm-up apart" in run_text(summary, tmp_path)
+    assert "the sources' share of the common model's steps:" in (tmp_path / "model-card.md").read_text()
+
+
+def test_a_run_that_keeps_the_rules_model_in_the_end_measured_that() -> None:
+    rounds = [RoundLine(round=1, status="finished", evaluated="personal"), RoundLine(round=2, status="finished")]
+    for count, expected in ((1, "personal"), (2, "global")):
+        summary = summarise(
+            rounds[:count],
+            run_id="ab" * 16,
+            task="a:B",
+            strategy={"rule": "fedda"},
+            visibility={},
+            rounds_planned=2,
+            status="finished",
+        )
+        assert summary.evaluated == expected
 
 
 @pytest.mark.parametrize(
