@@ -168,8 +168,10 @@ def _charts(seen: Seen) -> list[Chart]:
         )
         charts.append(Chart("Steps off the target's own line", caption, [Series("share", aparts)], percent=True))
     if losses := [(number, loss) for number, line in done.items() if (loss := line.get("loss")) is not None]:
-        caption = "Mean over the rows trained on in the round. It stays here, but for its part in a sum."
-        charts.append(Chart("Training loss", caption, [Series("loss", losses)]))
+        caption = "Mean over the rows trained on in the round. It stays here, but for its part in a sum"
+        if any(line.get("level") == "individual" for line in done.values()):
+            caption += "; at individual it leaves in clear if metadata.may-leave lists it"
+        charts.append(Chart("Training loss", f"{caption}.", [Series("loss", losses)]))
     return [chart for chart in charts if chart.has_shape]
 
 

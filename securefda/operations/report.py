@@ -527,10 +527,12 @@ def beta_chart(rounds: Sequence[RoundLine], sites: Mapping[str, Sequence[SiteLin
             return Chart("β per source", caption, [Series("β", [*enumerate(values, 1)])], bars=True, names=sites_of)
         return Chart("β per source", caption, own, include=[0])
     mean = points_of(finished(rounds), "mean_beta")
-    caption = "Mean by samples; the β of single sources are not known here."
-    if any("cohort" in line.get("levels", {}).values() for line in rounds):
-        caption = "Mean by samples, over the cohorts: the rule was evaluated on the mean of each."
-    return Chart("Mean β", caption, [Series("mean β", mean)], include=[0]) if mean else None
+    caption, levels = "Mean by samples", {level for line in rounds for level in line.get("levels", {}).values()}
+    if "cohort" in levels:
+        caption += ", over the cohorts: the rule was evaluated on the mean of each"
+    elif "individual" not in levels:  # where the target evaluates the rule itself
+        caption += "; the β of single sources are not known here"
+    return Chart("Mean β", f"{caption}.", [Series("mean β", mean)], include=[0]) if mean else None
 
 
 def bytes_chart(counts: Mapping[str, tuple[int, int]], caption: str) -> Chart:
@@ -579,7 +581,7 @@ def _shown_charts(rounds: Sequence[RoundLine]) -> list[Chart]:
     if trained:
         caption = (
             "Shown as sums: mean over the training rows of all sources under masks, summed inside the masked vector. "
-            "No source's own figure reached the aggregator."
+            "No figure of one of them reached the aggregator by itself."
         )
         charts += [
             Chart(f"Training {figure} at the sources", caption, [Series(figure, points)], percent=figure == "accuracy")

@@ -475,6 +475,12 @@ def test_training_figures_are_shown_as_sums_and_only_where_they_were_summed(tmp_
     assert "Shown as sums" in page_of(tmp_path / "sum").text
     write_run(tmp_path / "clear", [line(n, seen=[seen_line("individual", ["source-1"])]) for n in (1, 2)])
     assert "Shown as sums" not in page_of(tmp_path / "clear").text
+    both = [seen_line("sum", ["source-2", "source-10"]), seen_line("individual", ["source-1"])]
+    write_run(tmp_path / "mixed", [line(n, seen=both, levels={"source-1": "individual"}) for n in (1, 2)])
+    text = page_of(tmp_path / "mixed").text
+    assert "No figure of one of them reached the aggregator by itself." in text
+    assert "β of single sources are not known" not in text  # it evaluated the rule for source-1
+    assert "β of single sources are not known here" in page_of(tmp_path / "sum").text
 
 
 def test_rounds_in_which_no_training_figures_travelled_have_none_in_the_page(tmp_path: Path) -> None:

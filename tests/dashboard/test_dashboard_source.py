@@ -70,6 +70,15 @@ def test_training_without_noise_is_not_called_safe(source: Site) -> None:
     assert "may reveal something of single rows" in line
 
 
+@pytest.mark.parametrize("level", ["sum", "individual"])
+def test_a_loss_is_not_said_to_stay_where_it_may_leave_in_clear(source: Site, level: str) -> None:
+    for number in (1, 2):
+        source.source_round(number, level=level, beta=None)
+    (charts,) = Pages(source.run).look().section("charts").parts
+    (loss,) = charts.charts  # type: ignore[union-attr]
+    assert ("in clear if metadata.may-leave lists it" in loss.caption) is (level == "individual")
+
+
 def test_the_policy_is_said_in_words_with_its_signature(source: Site) -> None:
     shown = Pages(source.kit).look()
     summary, signature = shown.lines("policy")
