@@ -358,7 +358,7 @@ def cosine_sentence(rounds: Sequence[RoundLine]) -> str:
     )
     if any("target_epsilon" in line for line in rounds):
         return f"{seen} The target trained with noise, which bounds what either tells of one of its rows."
-    return f"{seen} Neither carries noise, and only noise at the target would bound what they tell of its rows."
+    return f"{seen} The target added no noise, and only its noise would bound what they tell of its rows."
 
 
 def _ranges(numbers: Sequence[int]) -> str:

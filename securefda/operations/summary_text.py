@@ -487,12 +487,18 @@ def verdict(summary: Mapping[str, Any]) -> tuple[str, str]:
     """
     levels: Mapping[str, str] = summary["visibility"]
     strategy, norm_cap = summary.get("strategy", {}), summary.get("norm_cap")
-    sent_to = tuple((summary.get("target_releases") or {}).get("recipients", {}))
+    released = summary.get("target_releases") or {}
     rule, filtered = str(strategy.get("rule", "")), bool(strategy.get("filter", True))
     return (
         protected(levels, rule, norm_cap=norm_cap),
         unprotected(
-            levels, rule, sent_to=sent_to, filtered=filtered, norm_cap=norm_cap, privacy=summary.get("target_privacy")
+            levels,
+            rule,
+            sent_to=tuple(released.get("recipients", {})),
+            filtered=filtered,
+            norm_cap=norm_cap,
+            privacy=summary.get("target_privacy"),
+            sent_noise=released.get("noise", "none"),
         ),
     )
 
@@ -539,6 +545,7 @@ def unprotected(
     filtered: bool = True,
     norm_cap: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
+    sent_noise: str = "none",
 ) -> str:
     """Describe what stayed visible, and to whom.
 
@@ -549,6 +556,7 @@ def unprotected(
         filtered: ``strategy.filter``.
         norm_cap: the norm cap.
         privacy: what the target's rows have cost, as in ``summary.json``; None where it trained without noise.
+        sent_noise: the noise in what the target sent to sources, ``none`` or its name.
     """
     if rule in RULES_WITHOUT_SOURCES:
         if privacy is not None:
@@ -578,9 +586,10 @@ def unprotected(
             "only one of its class or category"
         )
     if privacy is None:
+        apart = "" if sent_noise == "none" else " but to these features"
         parts.append(
-            "the target added no noise, and without noise sums and the final model may reveal something of the rows "
-            "behind them"
+            f"the target added no noise{apart}, and without noise sums and the final model may reveal something of the "
+            "rows behind them"
         )
     else:
         parts.append(_of_the_target(privacy))
@@ -623,6 +632,8 @@ def _bounded(levels: Mapping[str, str], norm_cap: Mapping[str, Any] | None) -> s
 
 def _of_the_target(privacy: Mapping[str, Any]) -> str:
     """Describe what noise at the target does not hide."""
+    if privacy["epsilon"] == 0:
+        return "the target trains with noise, and no round has used its rows yet"
     return (
         "the target trained with noise: what left it tells of any one of its rows as much as epsilon "
         f"{_bound(privacy['epsilon'])} at delta {_figure(privacy['delta'], 'g')} allows, over all rounds that "

@@ -324,6 +324,10 @@ def test_at_sum_no_single_update_was_seen_and_the_targets_own_was_by_those_that_
     for rule in ("fada", "fada_adversarial"):
         assert "gradient of the gap" not in unprotected(dict.fromkeys(SITES, "cohort"), rule, sent_to=SITES)
     assert "the target added no noise" in unprotected(levels, "source_only")  # it does not train
+    noisy = unprotected(levels, "fada", sent_to=SITES, sent_noise="gaussian noise")
+    assert "the target added no noise but to these features, and without noise sums" in noisy
+    idle = unprotected(levels, "source_only", privacy={**PRIVACY, "epsilon": 0.0})
+    assert "the target trains with noise, and no round has used its rows yet" in idle
     assert "a row that is the only one of its class" in unprotected(levels, "analytic")
     assert "only one of its class" not in unprotected(levels, "fedavg")
 
@@ -545,6 +549,7 @@ def test_the_cosine_is_said_to_show_what_it_shows(tmp_path: Path, cosine: float,
     text = page_of(tmp_path).text
     assert words in text
     assert "Sources at sum saw the target's update" in text
+    assert "The target added no noise, and only its noise would bound" in text  # the sources may add some
 
 
 def test_a_target_that_keeps_its_update_is_not_said_to_have_shown_it(tmp_path: Path) -> None:
