@@ -104,7 +104,7 @@ def run_text(summary: Summary, folder: Path) -> str:
         rows.append(("best model", best_text(summary.best, metric)))
     if summary.adapted:
         rows.append(("adapted model", adapted_text(summary.adapted)))
-    if summary.model_digest and summary.setting and not summary.task.startswith(f"{IN_MEMORY}:"):
+    if summary.model_digest and summary.setting and not _is_in_memory(summary):
         own = "" if is_shipped(summary.task) else f", task={summary.task!a}"
         rows.append(("load the model", f"import securefda; model = securefda.Run.open({str(folder)!r}{own}).model"))
     return (
@@ -112,18 +112,23 @@ def run_text(summary: Summary, folder: Path) -> str:
     )
 
 
+def _is_in_memory(summary: Summary) -> bool:
+    """Whether no other process can import the run's task, which a notebook defined."""
+    return summary.task.startswith(f"{IN_MEMORY}:")
+
+
 def _next_command(summary: Summary, folder: Path) -> str:
     """Return what to type after a run that finished: predict where the task reads rows, else compare the logs."""
     place = quoted(folder)
     if summary.status != "finished" or not summary.model_digest:
         return ""
-    if not is_shipped(summary.task):
+    if not is_shipped(summary.task) and not _is_in_memory(summary):
         return f"securefda predict {place} --task {quoted(summary.task)} --data FILE"
     if summary.task.partition(":")[0] in READ_ROWS:
         return f"securefda predict {place} --data FILE"
     if (folder / SITES_FOLDER).is_dir():
         return f"securefda audit reconcile {place}"
-    return f"securefda export {place} --format onnx"
+    return "" if _is_in_memory(summary) else f"securefda export {place} --format onnx"
 
 
 def result_rows(summary: Summary, report: str, then: str) -> list[tuple[str, str]]:

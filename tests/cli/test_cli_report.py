@@ -263,6 +263,17 @@ def test_a_run_without_a_round_says_nothing_of_test_rows(tmp_path: Path) -> None
     assert "no test row has a label" not in run_text(summary, tmp_path) + page_of(tmp_path).text
 
 
+@pytest.mark.parametrize(("task", "named"), [("own:Task", "--task own:Task"), ("in_memory:Task", "audit reconcile")])
+def test_what_follows_a_run_can_be_typed(tmp_path: Path, task: str, named: str) -> None:
+    """No command finds a class that a notebook defined."""
+    summary = replace(summary_of([line(1)]), task=task, status="finished", model_digest="ab" * 32, setting=SETTING)
+    (tmp_path / "sites").mkdir()
+    then = run_text(summary, tmp_path).splitlines()[-1]
+    assert then.startswith("next ")
+    assert named in then
+    assert "in_memory" not in then
+
+
 def test_settings_other_than_the_defaults_are_listed_beside_them(tmp_path: Path) -> None:
     strategy = {"rule": "fedda", "beta": 0.25, "rounds": 20, "ditto-lambda": 0.5, "of-a-later-release": True}
     lines = [line(1), line(2)]
