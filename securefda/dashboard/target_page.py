@@ -40,10 +40,7 @@ from securefda.text import bound_text, counted, duration, human_bytes, names, ph
 
 MOST_ROWS: Final = 50
 _MOST_SOURCES: Final = 64
-_BASELINES: Final = (
-    "After the last round, the accuracy that the target reaches alone is measured and drawn across, unless the target "
-    "trains with noise."
-)
+_BASELINES: Final = "If the target trains alone after the last round, to compare, what it reaches is drawn across."
 
 
 def target_page(seen: Seen) -> Page:

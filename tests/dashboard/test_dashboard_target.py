@@ -54,6 +54,7 @@ def test_a_running_run_has_its_figures_charts_and_phases(target: Site) -> None:
         state.set("training", waiting_for=SOURCES, round=4, rounds=12, run=RUN)
         shown = Pages(target.kit).look()
     assert (shown.state.tone, shown.state.word) == ("going", "Running")
+    assert "If the target trains alone after the last round, to compare" in shown.html
     assert shown.state.text.startswith("Training, round 4 of 12, since ")
     assert shown.state.text.endswith("Waiting for hospital-a, hospital-b, hospital-c. 3 of 12 rounds.")
     assert shown.tiles() == {
