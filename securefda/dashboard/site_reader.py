@@ -34,6 +34,7 @@ from securefda.operations.run_folder import (
     SITE,
     SITES_FOLDER,
     SUMMARY_FILE,
+    is_outdated,
     read_object,
     read_summary,
 )
@@ -170,6 +171,7 @@ class SiteReader:
         own: tuple[SiteLine, ...] = ()
         if place.role == "target":
             rounds = tuple({line["round"]: line for line in self._read(place.run / METRICS_FILE, ROUND)}.values())
+            summary = None if is_outdated(summary, rounds) else summary
         elif place.role == "source":
             own = cast(tuple[SiteLine, ...], tuple(self._read(place.run / METRICS_FILE, SITE)))
         sites = {}

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fnmatch import fnmatch
@@ -180,7 +180,9 @@ def clear_run(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The contents of a run folder: ``summary`` is None until the run ends; ``sites`` are the sources' own lines."""
+    """The contents of a run folder: ``summary`` is None until the run ends, also one that was interrupted and goes on;
+    ``sites`` are the sources' own lines.
+    """
 
     path: Path
     summary: Mapping[str, Any] | None
@@ -203,7 +205,12 @@ def read_run(path: Path) -> RunRecord:
     }
     rounds = cast(list[RoundLine], _read_lines(path / METRICS_FILE, ROUND))
     summary = read_summary(path / SUMMARY_FILE) if (path / SUMMARY_FILE).exists() else None
-    return RunRecord(path, summary, tuple(rounds), sites)
+    return RunRecord(path, None if is_outdated(summary, rounds) else summary, tuple(rounds), sites)
+
+
+def is_outdated(summary: Mapping[str, Any] | None, rounds: Iterable[RoundLine]) -> bool:
+    """Whether the run went on after a summary was written: an interruption leaves one, which the next end replaces."""
+    return summary is not None and len({line["round"] for line in rounds}) > summary["rounds"] + summary["rounds_lost"]
 
 
 def finished_summary(path: Path) -> Summary:

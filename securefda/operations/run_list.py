@@ -89,7 +89,10 @@ def found_run(path: Path) -> FoundRun:
     if state is not None and state.role == "source":
         return _at_source(record, state)
     rounds = [line for line in record.rounds if line.get("status") != "lost"]
-    metrics = mean_metrics(rounds[-REPORTED_ROUNDS:])
+    metrics = mean_metrics(rounds[-REPORTED_ROUNDS:]) or metrics_in(summary, "target_")
+    status = summary.get("status", "open")
+    if state is not None and state.doing != ENDED and status != "finished":  # it was started again
+        status = "open"
     setting = summary.get("setting") or {}
     cap, budget = summary.get("norm_cap"), summary.get("target_privacy") or {}
     settings = {
@@ -108,11 +111,11 @@ def found_run(path: Path) -> FoundRun:
     }
     return FoundRun(
         path,
-        status=summary.get("status", "open"),
+        status=status,
         ended=summary.get("ended") or (record.rounds[-1].get("ended", "") if record.rounds else ""),
         task=str(summary.get("task", "")).rpartition(":")[2],
         rule=(summary.get("strategy") or {}).get("rule") or (rounds[-1].get("rule", "") if rounds else ""),
-        rounds=len(rounds),
+        rounds=len(rounds) or summary.get("rounds", 0),
         planned=summary.get("rounds_planned", 0),
         accuracy=metrics.get(ACCURACY.name),
         alone=(summary.get("target_only") or {}).get("accuracy"),

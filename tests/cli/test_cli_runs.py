@@ -261,6 +261,27 @@ def test_runs_are_compared_in_words_that_a_settings_file_takes() -> None:
     assert lines[-1] == ["strategy.filter", "true", "false"]
 
 
+def test_a_run_that_was_interrupted_and_goes_on_is_shown_as_it_is_now(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(runs, tmp_path)
+    file = run / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "interrupted", "rounds": 2}))
+    assert found_run(run).status == "open"  # it has three rounds now
+    assert "no summary yet" in printed(capsys, "runs", "show", run)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rounds": 3}))
+    assert found_run(run).status == "interrupted"
+    StateWriter(run, "clinic", "target", interval_s=0).set("training", round=4, rounds=4)
+    assert found_run(run).status == "open"
+
+
+def test_a_run_without_its_rounds_has_the_figures_of_its_summary(runs: Path, tmp_path: Path) -> None:
+    run, whole = copied(runs, tmp_path), found_run(runs / "a")
+    (run / METRICS_FILE).unlink()
+    left = found_run(run)
+    assert (left.rounds, left.accuracy, left.metrics) == (3, whole.accuracy, whole.metrics)
+
+
 def test_a_run_is_deleted_whole_and_only_when_told_to(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

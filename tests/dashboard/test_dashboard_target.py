@@ -212,6 +212,10 @@ def test_a_restarted_run_is_not_called_ended(target: Site) -> None:
     with target.process() as state:
         state.set("training", waiting_for=SOURCES, round=2, rounds=12)
         assert pages.look().state.word == "Running"
+        target.target_round(2)
+        shown = pages.look()
+        assert not shown.has("result")
+        assert "Ended" not in shown.facts("about")
 
 
 def test_an_error_of_a_restart_goes_before_the_summary_of_the_run_before(target: Site) -> None:

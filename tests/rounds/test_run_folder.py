@@ -193,6 +193,8 @@ def test_a_summary_can_be_read_back(tmp_path: Path) -> None:
     assert summary is not None
     assert summary["schema_version"] == 4
     assert set(summary["versions"]) == {"securefda", "python", "numpy", "torch"}
+    folder.append_round(line(2))  # it was interrupted after the first round, and goes on
+    assert read_run(tmp_path).summary is None
 
 
 def test_a_summary_says_what_the_targets_rows_have_cost_with_the_last_round_that_was_charged() -> None:
