@@ -405,8 +405,8 @@ class AggregatorRun:
         best = best_round(finished)
         if not patience or best is None or sum(line["round"] > best["round"] for line in finished) < patience:
             return False
-        since = "since warm-up " if warm_up else ""
-        which = f"{since}the best model is of round {best['round']}, and none of the {patience} after it was better"
+        after = " after warm-up" if warm_up else ""
+        which = f"the best model{after} is of round {best['round']}, and none of the {patience} after it was better"
         self._reporter.note(f"the run ends early: {which}")
         return True
 

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from securefda.aggregator.site import without_share
 from securefda.errors import ConfigError
 from securefda.local.simulator import simulate
-from securefda.operations.progress import SilentReporter
+from securefda.operations.notes import Note
+from securefda.operations.progress import Reporter, SilentReporter
 from securefda.operations.records import RoundLine, Summary, best_round
 from securefda.operations.run_folder import read_run
 from securefda.samples import sample
@@ -23,9 +24,19 @@ SHARE = "strategy.validation-share=0.4"
 STANDS_STILL = ("strategy.rule=fedavg", "training.source.learning-rate=1e-20", "training.target.learning-rate=1e-20")
 
 
-def play(folder: Path, *settings: str) -> Summary:
+class Notes(SilentReporter):
+    """Keeps what an operator reads."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    def note(self, note: Note | str) -> None:
+        self.read.append(str(note))
+
+
+def play(folder: Path, *settings: str, reporter: Reporter | None = None) -> Summary:
     short = ("strategy.rounds=6", "strategy.warm-up-rounds=1", "strategy.compare-target-only=false")
-    return simulate(load_federation(sample("digits"), [*short, *settings]), folder, 5, SilentReporter())
+    return simulate(load_federation(sample("digits"), [*short, *settings]), folder, 5, reporter or SilentReporter())
 
 
 def test_the_best_model_is_chosen_by_rows_that_neither_train_nor_test(tmp_path: Path) -> None:
@@ -51,16 +62,20 @@ def test_without_such_rows_there_is_no_best_model(tmp_path: Path) -> None:
 
 
 def test_a_run_ends_early_and_whole_when_no_model_is_better(tmp_path: Path) -> None:
-    summary = play(tmp_path, SHARE, "strategy.patience=2", *STANDS_STILL)
+    notes = Notes()
+    summary = play(tmp_path, SHARE, "strategy.patience=2", *STANDS_STILL, reporter=notes)
     assert (summary.status, summary.rounds, summary.rounds_planned) == ("finished", 4, 6)  # 1 to warm up, 1 the best
     assert summary.best is not None
+    assert summary.best["round"] == 1  # that of the warm-up is no worse
+    why = "the best model after warm-up is of round 2, and none of the 2 after it was better"
+    assert f"the run ends early: {why}" in notes.read
 
 
-def test_under_a_rule_without_warm_up_the_first_model_can_be_the_best(tmp_path: Path) -> None:
-    summary = play(tmp_path, SHARE, "strategy.patience=2", *STANDS_STILL, "strategy.rule=target_only")
-    assert (summary.rounds, summary.rounds_planned) == (3, 6)  # warm-up-rounds is 1, and says nothing here
-    assert summary.best is not None
-    assert summary.best["round"] == 1
+def test_under_a_rule_without_warm_up_the_first_rounds_count(tmp_path: Path) -> None:
+    still = ("strategy.rule=target_only", *STANDS_STILL[1:], "strategy.warm-up-rounds=2")
+    notes = Notes()
+    assert play(tmp_path, SHARE, "strategy.patience=2", *still, reporter=notes).rounds == 3
+    assert "the run ends early: the best model is of round 1, and none of the 2 after it was better" in notes.read
 
 
 @pytest.mark.parametrize(
