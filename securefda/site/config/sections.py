@@ -500,9 +500,10 @@ class ModelSection(Settings):
     """The model after the run is complete."""
 
     sources_keep: Literal["none", "final"] = "final"
-    """What the sources keep of the model when the run is complete; `final`: the model of the last round that they took
-    part in, as a file in the run folder of each. Headers say it, so each source knows before it trains. While they
-    train, they know each model anyway: `none` only tidies up and does not protect from a source that keeps copies."""
+    """What the sources keep of the model when the run is complete; `final`: the model of the last round that had a
+    result, as a file in the run folder of each that took part in one. Headers say it, so each source knows before it
+    trains. While they train, they know each model anyway: `none` only tidies up and does not protect from a source that
+    keeps copies."""
 
     release_adapted: bool = False
     """Whether `securefda export` may write the model that `training.adapt` made. It depends only on the target's rows,
