@@ -330,10 +330,11 @@ class Run:
 
     def _outputs(self, rows: Any) -> tuple[Task, Inputs]:
         from securefda.api.given_data import as_inputs
-        from securefda.operations.trained import outputs_of
+        from securefda.operations.trained import outputs_of, require_trained_layers
         from securefda.tasks import task_code
         from securefda.tasks.inputs import require_rows
 
+        require_trained_layers(self.path)
         task, model = self._trained
         if isinstance(rows, str | Path):
             with task_code(type(task), "inputs_from"):

@@ -164,11 +164,12 @@ def predict(
     """
     from securefda.disk import require_new
     from securefda.operations.run_folder import replace_file
-    from securefda.operations.trained import Which, as_csv, predict, trained_model
+    from securefda.operations.trained import Which, as_csv, predict, require_trained_layers, trained_model
     from securefda.site.config.load import task_options
 
     if out is not None:
         require_new("--out", out)
+    require_trained_layers(run)
     given = task_options(config, options)
     chosen: Which | None = None if which is None else which.value
     task, model = trained_model(run, which=chosen, head=head, options=given, data_dir=data_dir, task=task_class)
@@ -203,11 +204,12 @@ def export(
     """
     from securefda.disk import require_new
     from securefda.operations.model_card import write_card
-    from securefda.operations.trained import export, require_releasable, trained_model
+    from securefda.operations.trained import export, require_releasable, require_trained_layers, trained_model
     from securefda.site.config.load import task_options
 
     if out is not None:
         require_new("--out", out)
+    require_trained_layers(run)
     given = task_options(config, options)
     if which is WhichModel.ADAPTED:
         require_releasable(run)

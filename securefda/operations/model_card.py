@@ -106,6 +106,7 @@ def card_text(card: dict[str, Any]) -> str:
         f"{metric.title[0].upper()}{metric.title[1:]} on the target's test rows, which trained no model.",
         "",
         *([] if card["models_measured"] or not metrics else [_OF_ITS_OWN, ""]),
+        *([_UNTRAINED, ""] if card["rule"] == Rule.FEDREP else []),
         *(f"- {names[key]}: {with_balance(metric, values)}" for key, values in metrics.items()),
         *([] if metrics else ["- not measured"]),
         *([f"- {of_last}, compared: {', '.join(helped)}"] if helped else []),
@@ -129,6 +130,7 @@ _OF_ITS_OWN = (
     "The run's figures are of a model of the target's own. The models below are the common one by itself, which was "
     "not measured."
 )
+_UNTRAINED = "The last layers stayed at each site. The models below have them as they were before the first round."
 _METRICS = {
     "last_round": "last round",
     "target_only": "for comparison, the target alone",

@@ -122,13 +122,15 @@ def _next_command(summary: Summary, folder: Path) -> str:
     place = quoted(folder)
     if summary.status != "finished" or not summary.model_digest:
         return ""
-    if not is_shipped(summary.task) and not _is_in_memory(summary):
+    # Under fedrep no file has the last layers, which stay at the sites.
+    predicts = not _is_in_memory(summary) and summary.strategy.get("rule") != "fedrep"
+    if predicts and not is_shipped(summary.task):
         return f"securefda predict {place} --task {quoted(summary.task)} --data FILE"
-    if summary.task.partition(":")[0] in READ_ROWS:
+    if predicts and summary.task.partition(":")[0] in READ_ROWS:
         return f"securefda predict {place} --data FILE"
     if (folder / SITES_FOLDER).is_dir():
         return f"securefda audit reconcile {place}"
-    return "" if _is_in_memory(summary) else f"securefda export {place} --format onnx"
+    return f"securefda export {place} --format onnx" if predicts else ""
 
 
 def result_rows(summary: Summary, report: str, then: str) -> list[tuple[str, str]]:

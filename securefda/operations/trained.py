@@ -147,6 +147,17 @@ def trained_model(
         return built, KnnModel(model, _rows_of(run / HEAD_FILE, summary["run_id"]), said).eval()
 
 
+def require_trained_layers(run: Path) -> None:
+    """Check that the model of a run can predict: under fedrep, the last layers stay at the sites.
+
+    Raises:
+        ConfigError: the run's rule is fedrep, so the file has these layers as they were before the first round.
+    """
+    if ((read_run(run).summary or {}).get("strategy") or {}).get("rule") == Rule.FEDREP:
+        why = f"is of {Rule.FEDREP}: the last layers stayed at each site, and its model has them untrained"
+        raise ConfigError(str(run), why, hint="in Python, securefda.Run.open(...).model has the layers before them")
+
+
 def read_tensors(file: Path, largest: int = MAX_FILE_BYTES) -> dict[str, Tensor]:
     """Return the layers in a model file by name.
 

@@ -495,6 +495,20 @@ def test_a_run_that_chose_no_best_model_says_so(runs: Path, capsys: pytest.Captu
     assert "best model" not in printed(capsys, "runs", "show", runs / "a")
 
 
+def test_a_model_whose_last_layers_stayed_at_the_sites_predicts_nothing(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(runs, tmp_path)
+    file = run / "summary.json"
+    summary = json.loads(file.read_text())
+    file.write_text(json.dumps(summary | {"strategy": summary["strategy"] | {"rule": "fedrep"}}))
+    for command in (("predict", run, "--data", runs / "new.csv"), ("export", run, "--format", "torchscript")):
+        assert "is of fedrep: the last layers stayed at each site, and its model has them untrained" in refused(
+            capsys, *command
+        )
+    assert printed(capsys, "runs", "show", run).splitlines()[-1].endswith(f"securefda audit reconcile {run}")
+
+
 def test_an_option_that_marks_a_secret_is_asked_for_by_name_and_given(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,7 +117,14 @@ def test_a_run_of_one_round_has_no_mean_of_five() -> None:
 def test_figures_of_a_model_that_no_file_holds_are_said_to_be(strategy: dict[str, Any], *, measured: bool) -> None:
     card = card_of(record({**SUMMARY, "strategy": strategy}))
     assert card["models_measured"] is measured
+    assert "The last layers stayed at each site." not in card_text(card)
     assert ("The run's figures are of a model of the target's own" in card_text(card)) is not measured
+
+
+def test_models_without_trained_last_layers_are_said_to_be() -> None:
+    assert "The last layers stayed at each site." in card_text(
+        card_of(record({**SUMMARY, "strategy": {"rule": "fedrep"}}))
+    )
 
 
 @pytest.mark.parametrize("changes", [{"strategy": {"rule": "target_only"}}, {"rounds": 0, "target_accuracy": None}])
