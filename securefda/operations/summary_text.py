@@ -334,6 +334,8 @@ def labels_rows(setting: Mapping[str, Any], *, measured: bool) -> list[tuple[str
     if labels == "given":
         return []
     text = _LABELS[labels].format(threshold=training.get("pseudo-threshold") or 0.0)
+    if labels == "none" and training.get("adapt", "none") != "none":
+        text = "none used for training: the target trains in no round, and adapts the last model"
     return [("target's labels", text + ("" if measured else f"; {NO_ACCURACY}"))]
 
 

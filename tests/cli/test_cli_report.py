@@ -259,7 +259,9 @@ def test_a_run_without_a_round_says_nothing_of_test_rows(tmp_path: Path) -> None
     training = {**SETTING["training"], "labels": "none"}
     run, summary = RunFolder(tmp_path), replace(summary_of([]), setting={**SETTING, "training": training})
     run.write_summary(summary)
-    assert "none used for training" in run_text(summary, tmp_path)
+    assert "none used for training: the target does not train" in run_text(summary, tmp_path)
+    adapts = {**SETTING, "training": training | {"adapt": "consistency"}}
+    assert "the target trains in no round, and adapts" in run_text(replace(summary, setting=adapts), tmp_path)
     assert "no test row has a label" not in run_text(summary, tmp_path) + page_of(tmp_path).text
 
 
