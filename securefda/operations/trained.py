@@ -34,6 +34,7 @@ from securefda.operations.run_folder import (
     ADAPTED_FILE,
     BEST_FILE,
     HEAD_FILE,
+    METRICS_FILE,
     MODEL_FILE,
     SUMMARY_FILE,
     RunRecord,
@@ -176,6 +177,8 @@ def _file_of(which: Which | None, record: RunRecord, summary: Mapping[str, Any])
     run, adapted = record.path, summary.get("adapted")
     if which == "best":
         best = best_round(record.rounds)
+        if best is None and summary.get("best"):
+            raise ConfigError(str(run / METRICS_FILE), "lacks the round of the best model", hint=_FETCH)
         if best is None:
             hint = "--model last takes the last one; strategy.validation-share has the next run keep the best"
             raise ConfigError("--model best", f"{run} chose no best model", hint=hint)

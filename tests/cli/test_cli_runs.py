@@ -486,6 +486,8 @@ def test_the_best_model_is_read_where_a_run_chose_one(
     shutil.copy(runs / "b" / "model.safetensors", run / "best.safetensors")
     error = refused(capsys, "predict", run, "--data", new, "--model", "best")
     assert f"is not the model that the line of round {best['round']} names" in error
+    (run / METRICS_FILE).unlink()
+    assert "lacks the round of the best model" in refused(capsys, "predict", run, "--data", new, "--model", "best")
 
 
 def test_a_run_that_chose_no_best_model_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
