@@ -41,7 +41,7 @@ def card_of(record: RunRecord) -> dict[str, Any]:
         known: dict[str, Any] = {key: last[key] for key in ("samples", "epsilon", "delta", "policy") if key in last}
         sources.append({"site": site, "visibility": levels.get(site), **known})
     spent = {key: privacy[key] for key in ("epsilon", "delta", "accountant")} if privacy else {}
-    best, adapted = best_round(record.rounds), summary.get("adapted")
+    best, adapted, last_digest = best_round(record.rounds), summary.get("adapted"), summary.get("model_digest")
     metrics = {
         "last_rounds": {"accuracy": summary.get("target_accuracy"), "metrics": summary.get("target_metrics")},
         "last_round": {"accuracy": summary.get("final_accuracy"), "metrics": summary.get("final_metrics")},
@@ -62,7 +62,7 @@ def card_of(record: RunRecord) -> dict[str, Any]:
         "sources": sources,
         "norm_cap": summary.get("norm_cap"),
         "models": {
-            "last": {"round": summary.get("model_round"), "sha256": summary.get("model_digest")},
+            "last": {"round": summary.get("model_round"), "sha256": last_digest} if last_digest else None,
             "best": {"round": best["round"], "sha256": best.get("model_digest")} if best else None,
             "adapted": {"sha256": adapted["digest"]} if adapted and adapted["kept"] else None,
         },
@@ -115,6 +115,7 @@ def card_text(card: dict[str, Any]) -> str:
         "## Models",
         "",
         *(_model_line(name, model) for name, model in card["models"].items() if model),
+        *([] if any(card["models"].values()) else ["- none: no round has finished"]),
         "",
         "## What it does not say",
         "",

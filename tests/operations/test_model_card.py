@@ -127,6 +127,12 @@ def test_models_without_trained_last_layers_are_said_to_be() -> None:
     )
 
 
+def test_a_run_without_a_round_has_no_model() -> None:
+    card = card_of(record({**SUMMARY, "rounds": 0, "target_accuracy": None, "model_round": 0, "model_digest": ""}))
+    assert card["models"] == {"last": None, "best": None, "adapted": None}
+    assert "- none: no round has finished" in card_text(card)
+
+
 @pytest.mark.parametrize("changes", [{"strategy": {"rule": "target_only"}}, {"rounds": 0, "target_accuracy": None}])
 def test_a_source_that_no_round_asked_took_no_part(changes: dict[str, Any]) -> None:
     card = card_of(record({**SUMMARY, "visibility": {"north": "sum", "south": "sum"}, **changes}))
