@@ -225,7 +225,8 @@ def _result_text(summary: Mapping[str, Any], rounds: Sequence[RoundLine]) -> str
     done, metric = finished(rounds), chosen_metric(summary, *rounds)
     if not (text := help_text(summary)):
         if metric.name not in (means := _means(summary, done)):
-            why = undefined_text(metric) if means else "no test row of the target has a label"
+            measured = means or any("metrics" in line for line in done)
+            why = undefined_text(metric) if measured else "no test row of the target has a label"
             return f"Not measured: {why}." if done else ""
         why = ", since the target trains with noise" if summary.get("target_privacy") else ""
         text = f"{metric.title} {with_balance(metric, means)}, not compared with the target alone{why}"

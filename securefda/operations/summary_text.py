@@ -348,8 +348,8 @@ NO_ACCURACY = "no accuracy, for no test row has a label"
 
 
 def undefined_text(metric: TaskMetric) -> str:
-    """Say why there is no value of a metric where others were measured on the same rows."""
-    return f"the test rows do not define the {metric.title}"
+    """Say why there is no value of a metric although there are test rows: they do not define it, or it is infinite."""
+    return f"the test rows give no {metric.title}"
 
 
 def levels_in(summary: Mapping[str, Any]) -> Mapping[str, str]:
@@ -357,9 +357,9 @@ def levels_in(summary: Mapping[str, Any]) -> Mapping[str, str]:
 
     Empty where no source was asked: a summary then has the levels that the settings permit.
     """
+    levels: Mapping[str, str] = summary.get("visibility") or {}
     rounds = summary.get("rounds") or summary.get("rounds_lost")
-    asked = rounds and (summary.get("strategy") or {}).get("rule") not in RULES_WITHOUT_SOURCES
-    return (summary.get("visibility") or {}) if asked else {}
+    return levels if rounds and (summary.get("strategy") or {}).get("rule") not in RULES_WITHOUT_SOURCES else {}
 
 
 def levels_text(visibility: Mapping[str, str]) -> str:

@@ -14,7 +14,16 @@ from audit_report_pages import Page
 from depth import at_depth
 
 from securefda.errors import ConfigError, QuorumLost
-from securefda.operations.records import Baseline, Help, PrivacySpent, RoundLine, Setting, Summary, summarise
+from securefda.operations.records import (
+    Baseline,
+    ChosenMetric,
+    Help,
+    PrivacySpent,
+    RoundLine,
+    Setting,
+    Summary,
+    summarise,
+)
 from securefda.operations.report import hidden_note, is_used, report_after, run_charts, write_report
 from securefda.operations.run_folder import RunFolder
 from securefda.operations.summary_text import protected, run_text, silenced_text, unprotected, verdict
@@ -244,15 +253,18 @@ def test_a_run_without_a_comparison_says_what_it_has(tmp_path: Path, changes: di
     assert said in page_of(tmp_path).text
 
 
-def test_a_metric_that_the_test_rows_do_not_define_is_not_called_unlabelled(tmp_path: Path) -> None:
-    metric = {"name": "auroc", "words": "AUROC", "better": "higher", "percent": False}
+def test_a_metric_without_a_finite_value_is_not_called_unlabelled(tmp_path: Path) -> None:
+    metric = ChosenMetric(name="auroc", words="AUROC", better="higher", percent=False)
     lines = [line(n, metric=metric, metrics={"brier": 0.25}) for n in (1, 2)]
     run = write_run(tmp_path, lines, summary=False)
     alone = Baseline(accuracy=None, final=None, rounds=2, metrics={"brier": 0.5})
     summary = replace(summary_of(lines), target_only=alone)
     run.write_summary(summary)
-    assert "Not measured: the test rows do not define the AUROC." in page_of(tmp_path).text
-    assert "not measured: the test rows do not define the AUROC" in run_text(summary, tmp_path)
+    assert "Not measured: the test rows give no AUROC." in page_of(tmp_path).text
+    assert "not measured: the test rows give no AUROC" in run_text(summary, tmp_path)
+    run = write_run(tmp_path / "infinite", [line(1, metric=metric, metrics={}, accuracy=None)], summary=False)
+    run.write_summary(replace(summary_of([]), rounds=1, metric=metric))
+    assert "Not measured: the test rows give no AUROC." in page_of(tmp_path / "infinite").text
 
 
 def test_a_run_without_a_round_says_nothing_of_test_rows(tmp_path: Path) -> None:
