@@ -117,9 +117,10 @@ def _of_run(asked: Path, folder: Path) -> Place:
         kits = sorted(file.parent.parent for file in folder.glob(f"*/{STARTUP}/{KIT_FILE}"))
         hint = f"it holds kits: name the one of a site, {asked / kits[0].name}" if kits else _HINT
         raise ConfigError(str(asked), "is no run folder and no startup kit", hint=hint)
-    if names & {SUMMARY_FILE, MODEL_FILE, SITES_FOLDER}:
-        return Place(asked, folder, "target")
-    return Place(asked, folder, _role_in(folder / METRICS_FILE) if METRICS_FILE in names else "")
+    role = _role_in(folder / METRICS_FILE) if METRICS_FILE in names else ""
+    if not role and names & {SUMMARY_FILE, MODEL_FILE, SITES_FOLDER}:
+        role = "target"
+    return Place(asked, folder, role)
 
 
 def _role_in(metrics: Path) -> Role:

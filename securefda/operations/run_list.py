@@ -86,7 +86,7 @@ def found_run(path: Path) -> FoundRun:
     """
     record, state = read_run(path), read_state(path)
     summary = record.summary or {}
-    if state is not None and state.role == "source":
+    if state.role == "source" if state is not None else _is_of_a_source(record):
         return _at_source(record, state)
     rounds = [line for line in record.rounds if line.get("status") != "lost"]
     metrics = mean_metrics(rounds[-REPORTED_ROUNDS:]) or metrics_in(summary, "target_")
@@ -129,15 +129,20 @@ def found_run(path: Path) -> FoundRun:
     )
 
 
-def _at_source(record: RunRecord, state: ProcessState) -> FoundRun:
-    """Describe a run at a source from the source's own record and the state in which its process ended."""
+def _is_of_a_source(record: RunRecord) -> bool:
+    """Whether the rounds are a source's own, as in a folder of a simulated run: only a target's say who was in them."""
+    return record.summary is None and bool(record.rounds) and not {"status", "survivors"} & record.rounds[0].keys()
+
+
+def _at_source(record: RunRecord, state: ProcessState | None) -> FoundRun:
+    """Describe a run at a source from the source's own record and the state in which its process ended, if any."""
     rounds = [line for line in record.rounds if "refused" not in line]
-    has_ended, status, ended = state.doing == ENDED, "open", ""
-    if has_ended:
+    status, ended, planned = "open", "", state.rounds if state is not None else 0
+    if state is not None and state.doing == ENDED:
         status = {"": "finished", INTERRUPTED: "interrupted"}.get(state.error, "failed")
         ended = datetime.fromtimestamp(state.changed, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     rule = rounds[-1].get("rule", "") if rounds else ""
-    return FoundRun(record.path, status, ended, "", rule, len(rounds), state.rounds, None, None, {}, "source")
+    return FoundRun(record.path, status, ended, "", rule, len(rounds), planned, None, None, {}, "source")
 
 
 def runs_below(folder: Path) -> list[FoundRun]:

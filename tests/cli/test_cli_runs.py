@@ -24,6 +24,7 @@ from stand_ins import Terminal
 
 import securefda.tasks
 from securefda.cli import main
+from securefda.dashboard.place import find_place
 from securefda.operations.records import SiteLine, best_round
 from securefda.operations.run_folder import METRICS_FILE, append_line, read_run
 from securefda.operations.run_list import FoundRun, comparison, differences, found_run
@@ -161,6 +162,14 @@ def test_a_source_s_own_run_is_listed_as_its_process_ended(
     text = printed(capsys, "runs", "show", mine)
     assert "1 of 2" in text
     assert "this is a source's own record" in text
+
+
+def test_a_source_of_a_simulated_run_has_its_own_record(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = runs / "a" / "sites" / "hospital-a"
+    assert (folder / "model.safetensors").is_file()
+    assert source_status(capsys, folder) == ("source", "open", 3, 0)
+    assert "this is a source's own record" in printed(capsys, "runs", "show", folder)
+    assert find_place(folder).role == "source"
 
 
 def source_status(capsys: pytest.CaptureFixture[str], folder: Path) -> tuple[str, str, int, int]:

@@ -67,6 +67,8 @@ def test_a_run_folder_by_itself_is_known_by_its_rounds(tmp_path: Path, target: S
     source.source_round(1)
     shutil.copytree((target if role == "target" else source).run, tmp_path / "copy")
     assert find_place(tmp_path / "copy").role == role
+    (tmp_path / "copy" / "model.safetensors").touch()  # sources keep one too
+    assert find_place(tmp_path / "copy").role == role
 
 
 @pytest.mark.parametrize("name", [TARGET, SOURCES[0]])
