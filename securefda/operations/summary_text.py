@@ -85,7 +85,7 @@ def run_text(summary: Summary, folder: Path) -> str:
     privacy = [
         ("rounds by rule", ", ".join(f"{rule} {count}" for rule, count in rules.items()) if len(rules) > 1 else ""),
         ("visibility", levels_text(levels)),
-        ("norm cap", norm_cap_text(summary.norm_cap) if summary.norm_cap else ""),
+        ("norm cap", norm_cap_in(known)),
         (
             "sources' share",
             ""
@@ -421,6 +421,12 @@ def silenced_in(summary: Mapping[str, Any]) -> str:
         filtered=bool(strategy.get("filter", True)),
         by_layer=norm_cap.get("granularity") == "layer",
     )
+
+
+def norm_cap_in(summary: Mapping[str, Any]) -> str:
+    """Return `norm_cap_text` of a run, from the contents of a ``summary.json``; empty where no source was at sum."""
+    norm_cap = summary.get("norm_cap")
+    return norm_cap_text(norm_cap) if norm_cap and _at(levels_in(summary), "sum") else ""
 
 
 def norm_cap_text(norm_cap: NormCap) -> str:

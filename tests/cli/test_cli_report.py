@@ -24,7 +24,7 @@ from securefda.operations.records import (
     Summary,
     summarise,
 )
-from securefda.operations.report import hidden_note, is_used, report_after, run_charts, write_report
+from securefda.operations.report import hidden_note, is_used, report_after, run_charts, run_facts, write_report
 from securefda.operations.run_folder import RunFolder
 from securefda.operations.summary_text import protected, run_text, silenced_text, unprotected, verdict
 from securefda.pages.html import content_policy
@@ -422,7 +422,11 @@ def test_the_norm_cap_is_claimed_for_what_it_holds_and_its_numbers_are_said_to_b
 
 
 @pytest.mark.parametrize("level", ["individual", "cohort"])
-def test_the_norm_cap_is_not_claimed_where_nobody_was_at_sum(level: str) -> None:
+def test_the_norm_cap_is_not_claimed_where_nobody_was_at_sum(level: str, tmp_path: Path) -> None:
+    summary = summary_of([line(1)], level)
+    assert "\nnorm cap" not in run_text(summary, tmp_path)
+    assert "\nnorm cap" in run_text(summary_of([line(1)]), tmp_path)
+    assert "Norm cap" not in dict(run_facts(summary.as_json()))
     words = verdict(
         {
             "visibility": dict.fromkeys(SITES, level),
