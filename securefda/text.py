@@ -18,6 +18,7 @@ _PHASES: Final = {
     "join": "gathering sources",
     "witness": "collecting signatures of the audit log",
     "train_target": "training at the target",
+    "target_features": "computing features of the target's rows",
     "training and update": "sources train and send their updates",
     "training and R0 advertise": "sources train and send their keys",
     "training and R1 shares": "sources train and send shares of their keys",

@@ -208,7 +208,7 @@ class RunModel:
         if site.output_from_features is not None and current.plan.rule.uses_target_features:
             current.target = site.output_from_features(self.vector, current.number, run, current.plan)
             current.trained = True
-            current.add_seconds("train_target", site.clock() - began)
+            current.add_seconds("target_features", site.clock() - began)
             return
         trained = train_target(site.trainer, self.vector, current.number, current.plan, run_id=run, attempt=attempt)
         current.confident = None if trained is None else trained.result.confident

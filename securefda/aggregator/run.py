@@ -431,7 +431,9 @@ class AggregatorRun:
 
     def _train_target(self, current: CurrentRound) -> None:
         if not current.trained:
-            if not current.plan.rule.adds_moments:
+            if current.plan.rule.uses_target_features:
+                self._report_work("target_features")
+            elif not current.plan.rule.adds_moments:
                 self._report_work("training at the target")
             self._model.train_target(current)
 

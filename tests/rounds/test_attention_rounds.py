@@ -43,6 +43,10 @@ def test_a_round_is_the_mean_of_the_updates_by_rows_and_shares(tmp_path: Path) -
         moved += trained.samples * share * trained.update
 
     assert found.watch.lines[0]["gap"] == seen.gap
+    assert "target_features" in found.watch.phases
+    assert "training at the target" not in found.watch.phases  # it has no labels
+    assert "target_features" in found.watch.lines[0]["seconds"]
+    assert "train_target" not in found.watch.lines[0]["seconds"]
     assert np.max(np.abs(found.run.model - (model + moved / weights))) < 1e-6
 
 
