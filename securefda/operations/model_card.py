@@ -14,7 +14,7 @@ from typing import Any
 from securefda.formats import MODEL_CARD
 from securefda.operations.records import REPORTED_ROUNDS, best_round, chosen_metric, metrics_in
 from securefda.operations.run_folder import CARD_FILE, CARD_JSON_FILE, RunRecord, finite, read_run, replace_file
-from securefda.operations.summary_text import ALONE, WARM, difference_text, levels_in, setting_text, shared_in
+from securefda.operations.summary_text import BASELINES, difference_text, levels_in, setting_text, shared_in
 from securefda.rules.strategy import Rule
 from securefda.task_metric import TaskMetric, with_balance
 from securefda.text import bound_text, counted, printable
