@@ -348,8 +348,8 @@ KINDS = {
     "a vector in a layer": Expected(Kind(lambda: Beside(fit=True), IDS)),
     "layer norm without bias": Expected(
         Kind(lambda: network(between=lambda: nn.LayerNorm(WIDTH, bias=False)), TABLE),
-        "layer 1 has no gradient",
-        "NoneType",
+        "layer 1 has a weight and no bias",
+        "bias=False",
     ),
     "keywords": Expected(Kind(Named, IMAGES), "layer image has no gradient of each row", "by position"),
     "compiled": Expected(
