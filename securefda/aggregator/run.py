@@ -481,7 +481,7 @@ class AggregatorRun:
         attendance, candidates = self._attendance, self._candidates
         if (out := attendance.why_out()) is not None and not candidates.enough_left(current):
             return self._failed(out)
-        if ready == {index for index in self._site.sources if self._site.admits(index)}:  # there is nobody to start
+        if all(index in ready for index in self._site.sources if self._site.admits(index)):  # no process is missing
             return self._failed(error, of_policies=True)
         for index in attendance.present - self._cosigners.cosigned:
             attendance.note_trouble(index, "has not cosigned the aggregator's log")
